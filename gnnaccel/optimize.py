@@ -1,0 +1,154 @@
+"""Swap PyG's layers for the fused ones of :mod:`gnnaccel.nn`, in place, and back.
+
+A swap sets ``module.__class__``. The layers of :mod:`gnnaccel.nn` are subclasses of
+PyG's that override ``forward`` alone, so everything a layer *is* lives in its
+``__dict__`` and stays what it was: parameters and the optimizer that holds them,
+buffers, hooks, the train/eval mode, ``state_dict`` keys, and every reference to the
+layer, be it in a container, a DDP wrapper or the user's own variable.
+
+Only exact PyG types are swapped. A subclass may override any method that a fused
+forward would skip (``message``, say), so it is left as it is.
+
+What was swapped is written on the layer itself (:data:`MARK`), not in a table on the
+side: the mark travels through ``copy.deepcopy``, ``pickle`` and ``torch.save``, so
+:func:`restore` also works on a copy or in another process, and it leaves alone the
+layers that a user built from :mod:`gnnaccel.nn` directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch import nn
+
+from gnnaccel.nn import SWAPS
+
+#: Instance attribute that records what :func:`optimize` did with a layer.
+MARK = "_gnnaccel"
+SWAPPED = "swapped"
+EXCLUDED = "excluded"
+
+_ORIGINALS: dict[type[nn.Module], type[nn.Module]] = {
+    ours: theirs for theirs, ours in SWAPS.items()
+}
+_KNOWN = SWAPS.keys() | _ORIGINALS.keys()
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def optimize(
+    model: Model, filter: Callable[[str, nn.Module], bool] | None = None
+) -> Model:
+    """Make PyG's layers inside ``model`` run on fused kernels, in place.
+
+    Every submodule whose type is exactly one of PyG's supported layers (the keys of
+    ``gnnaccel.nn.SWAPS``) becomes the :mod:`gnnaccel.nn` layer of the same name. The
+    objects stay the same, and so do parameters, optimizers, hooks, checkpoints and
+    results. The call is silent and may be repeated: a layer that is swapped already
+    stays so, whatever the filter says now. :func:`gnnaccel.explain` tells what runs
+    fused; :func:`restore` is the way back.
+
+    Not reached: a layer hidden in a plain list or dict (PyTorch itself doesn't see
+    it there), and the inside of a ``torch.jit`` module, whose code is fixed; call
+    ``optimize`` before ``torch.jit.script``. A model already wrapped by
+    ``torch.compile`` is reached: it recompiles at its next call.
+
+    A whole model saved with ``torch.save(model)`` names its layers' classes, so that
+    file needs gnnaccel wherever it is loaded. ``model.state_dict()`` never does.
+
+    Args:
+        model: The model, or a single layer.
+        filter: Called as ``filter(name, layer)`` for each layer that can be swapped,
+            ``name`` being its qualified name in ``model`` (``""`` if it is the model
+            itself). Where it returns a false value the layer is left to PyG. A layer
+            that sits in several places is asked about once, under its first name.
+
+    Returns:
+        ``model`` itself.
+
+    Raises:
+        TypeError: ``model`` is no ``torch.nn.Module``, or ``filter`` can't be called.
+
+    Example:
+        >>> model = gnnaccel.optimize(model)
+        >>> model = gnnaccel.optimize(model, lambda name, _: name != "conv1")
+    """
+    check_module("optimize", model)
+    if filter is not None and not callable(filter):
+        raise TypeError(
+            "gnnaccel.optimize: 'filter' must be a function (name, module) -> bool, "
+            f"got {filter!r}"
+        )
+    # Ask about all layers before the first swap: a filter that raises leaves the
+    # model as it was.
+    marks = [
+        (layer, SWAPPED if filter is None or filter(name, layer) else EXCLUDED)
+        for name, layer in model.named_modules()
+        if type(layer) in SWAPS
+    ]
+    for layer, mark in marks:
+        setattr(layer, MARK, mark)
+        if mark == SWAPPED:
+            layer.__class__ = SWAPS[type(layer)]
+    return model
+
+
+def restore(model: Model) -> Model:
+    """Undo :func:`optimize`, in place and exactly.
+
+    Layers that the user built from :mod:`gnnaccel.nn` directly are left as they are.
+
+    Args:
+        model: A model that went through :func:`optimize`, a copy of one, or one that
+            was loaded from a file. A model that never did is returned unchanged.
+
+    Returns:
+        ``model`` itself.
+
+    Raises:
+        TypeError: ``model`` is no ``torch.nn.Module``, or the class of a swapped
+            layer was replaced after the swap (by a parametrization on the layer, for
+            instance), so that the way back is barred. Nothing is changed then.
+    """
+    check_module("restore", model)
+    marked = [
+        (name, layer) for name, layer in model.named_modules() if MARK in vars(layer)
+    ]
+    for name, layer in marked:
+        # A PyG type under our mark is what `torch.jit.script` leaves in the model it
+        # was given: nothing is left to undo but the mark.
+        if vars(layer)[MARK] == SWAPPED and type(layer) not in _KNOWN:
+            raise TypeError(
+                f"gnnaccel.restore: the class of {name or 'the model'!r} became "
+                f"{type(layer).__qualname__} after gnnaccel.optimize; undo that "
+                "first (torch.nn.utils.parametrize.remove_parametrizations, say)"
+            )
+    for _, layer in marked:
+        if type(layer) in _ORIGINALS:
+            layer.__class__ = _ORIGINALS[type(layer)]
+            # PyG generates each class's propagate() when an instance is built or
+            # unpickled. A layer that was unpickled while swapped never gave PyG's
+            # class that chance in this process.
+            layer._set_jittable_templates()
+        delattr(layer, MARK)
+    return model
+
+
+def check_module(caller: str, model: object) -> None:
+    """Refuse anything but a module, and name the usual slip.
+
+    Args:
+        caller: The public function to name in the message.
+        model: What the user passed.
+
+    Raises:
+        TypeError: ``model`` is no ``torch.nn.Module``.
+    """
+    if isinstance(model, nn.Module):
+        return
+    if isinstance(model, type):
+        got = f"the class {model.__qualname__} (construct it first)"
+    else:
+        got = f"{type(model).__qualname__}"
+    raise TypeError(f"gnnaccel.{caller}: 'model' must be a torch.nn.Module, got {got}")
