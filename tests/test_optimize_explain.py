@@ -1,0 +1,194 @@
+"""explain(): every message passing layer, what serves it, or why it is left."""
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch import nn
+
+import gnnaccel
+
+
+class MyConv(pyg.GCNConv):
+    pass
+
+
+class MyFused(gnnaccel.nn.GCNConv):
+    pass
+
+
+class MyForward(gnnaccel.nn.GCNConv):
+    def forward(self, x, edge_index):
+        return x
+
+
+class Own(pyg.MessagePassing):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j):
+        return x_j
+
+
+def only(model):
+    (row,) = gnnaccel.explain(model).rows
+    return row
+
+
+def model_of_all_kinds():
+    model = nn.ModuleDict(
+        {
+            "gcn": pyg.GCNConv(2, 2),
+            "gat": pyg.GATConv(2, 2),
+            "mine": MyConv(2, 2),
+            "own": Own(),
+            "sage": pyg.SAGEConv(2, 2, aggr="median"),
+            "linear": nn.Linear(2, 2),
+        }
+    )
+    model["again"] = model["gcn"]
+    model["deep"] = nn.Sequential(nn.ReLU(), gnnaccel.nn.GraphConv(2, 2))
+    return model
+
+
+def test_every_layer_is_listed_before_and_after():
+    model = model_of_all_kinds()
+    names = ["gcn", "gat", "mine", "own", "sage", "deep.1"]
+
+    def table():
+        return {row.name: (row.cls, row.fused, row.why) for row in told.rows}
+
+    told = gnnaccel.explain(model)
+    never = {
+        "gat": ("GATConv", False, "no fused version of GATConv yet"),
+        "mine": (
+            "MyConv",
+            False,
+            "a subclass of GCNConv (MyConv): only exact PyG types are swapped",
+        ),
+        "own": ("Own", False, "no fused version of Own yet"),
+    }
+    ours = {"deep.1": ("GraphConv", True, gnnaccel.nn.GraphConv.fused_by)}
+    reason = gnnaccel.optimize(pyg.SAGEConv(2, 2, aggr="median")).why_not_fused()
+    assert "median" in reason
+    first = "not optimised: call gnnaccel.optimize(model)"
+    assert list(table()) == names
+    assert table() == {
+        "gcn": ("GCNConv", False, first),
+        "sage": (
+            "SAGEConv",
+            False,
+            f"not optimised, and would be left to PyG: {reason}",
+        ),
+        **never,
+        **ours,
+    }
+    assert (told.fused, told.left) == (1, 5)
+
+    gnnaccel.optimize(model)
+    told = gnnaccel.explain(model)
+    assert list(table()) == names
+    assert table() == {
+        "gcn": ("GCNConv", True, gnnaccel.nn.GCNConv.fused_by),
+        "sage": ("SAGEConv", False, reason),
+        **never,
+        **ours,
+    }
+    assert (told.fused, told.left) == (2, 4)
+
+
+def test_a_layer_in_two_places_is_one_row_with_both_names():
+    (row,) = [r for r in gnnaccel.explain(model_of_all_kinds()).rows if r.also]
+    assert (row.name, row.also) == ("gcn", ("again",))
+
+
+def test_the_filter_is_named_until_it_is_overruled():
+    conv = gnnaccel.optimize(pyg.GCNConv(2, 2), lambda *_: False)
+    assert only(conv).why == "excluded by the filter given to gnnaccel.optimize"
+    assert only(gnnaccel.restore(conv)).why.startswith("not optimised")
+    assert only(gnnaccel.optimize(conv, lambda *_: False)).why.startswith("excluded")
+    assert only(gnnaccel.optimize(conv)).fused
+
+
+def test_what_the_layer_itself_says_is_passed_on():
+    conv = gnnaccel.optimize(pyg.GCNConv(2, 2))
+    assert only(conv).fused
+    handle = conv.register_message_forward_hook(lambda *_: None)
+    assert not only(conv).fused
+    assert only(conv).why == conv.why_not_fused() is not None
+    handle.remove()
+    assert only(conv).fused
+
+
+def test_a_forward_set_on_the_instance_is_seen():
+    conv = gnnaccel.optimize(pyg.GCNConv(2, 2))
+    conv.forward = lambda x, edge_index: x
+    assert not only(conv).fused
+    assert only(conv).why == "its forward was replaced on the instance"
+
+
+def test_subclasses_of_gnnaccel_layers():
+    assert only(MyFused(2, 2)).fused
+    row = only(MyForward(2, 2))
+    assert not row.fused
+    assert row.why == (
+        "MyForward overrides forward: fused only where it calls super().forward()"
+    )
+
+
+def test_script_modules_are_named():
+    model = pyg.GCN(2, 2, 2)
+    own = Own()
+    example = torch.randn(3, 2), torch.tensor([[0, 1, 2], [1, 2, 0]])
+    for fixed in (
+        torch.jit.script(model),
+        torch.jit.trace(model, example),
+        nn.ModuleDict({"convs": nn.ModuleList([torch.jit.script(model.convs[0])] * 2)}),
+    ):
+        rows = gnnaccel.explain(fixed).rows
+        assert rows[0].name == "convs.0"
+        assert {(row.cls, row.fused) for row in rows} == {("GCNConv", False)}
+        assert "torch.jit" in rows[0].why
+    assert only(torch.jit.script(own)).cls == "Own"
+    assert gnnaccel.explain(torch.jit.script(nn.Linear(2, 2))).rows == []
+
+
+def test_explain_changes_nothing():
+    model = model_of_all_kinds()
+    before = [(name, type(m), dict(vars(m))) for name, m in model.named_modules()]
+    gnnaccel.explain(model)
+    after = [(name, type(m), dict(vars(m))) for name, m in model.named_modules()]
+    assert after == before
+
+
+def test_the_table_is_aligned():
+    told = gnnaccel.explain(gnnaccel.optimize(model_of_all_kinds()))
+    header, *rows, count = str(told).splitlines()
+    assert repr(told) == str(told)
+    assert header.split() == ["layer", "class", "runs", "why"]
+    assert count == "6 message passing layers: 2 fused, 4 left to PyG"
+    assert len(rows) == len(told.rows)
+    for line, row in zip(rows, told.rows, strict=True):
+        assert line.startswith(row.name)
+        for column, cell in (
+            ("class", row.cls),
+            ("runs", "fused" if row.fused else "PyG"),
+            ("why", row.why),
+        ):
+            start = header.index(column)
+            assert line[start - 2 : start] == "  "
+            assert line[start:].startswith(cell)
+    assert "gcn = again" in rows[0]
+    assert not any(line != line.rstrip() for line in str(told).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (nn.Linear(2, 2), "no message passing layer in this model"),
+        (pyg.GATConv(2, 2), "1 message passing layer: 0 fused, 1 left to PyG"),
+    ],
+)
+def test_the_smallest_tables(model, text):
+    printed = str(gnnaccel.explain(model))
+    assert printed.splitlines()[-1] == text
+    assert ("(the model)" in printed) == isinstance(model, pyg.GATConv)
