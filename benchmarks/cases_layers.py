@@ -1,0 +1,189 @@
+"""The four layers against PyG's own, on every kind of adjacency that PyG takes.
+
+Stock is PyG's layer on a plain ``edge_index``, as people use it. The peers are the
+same layer on the formats with which PyG fuses the aggregation: they show how much of
+the speed-up a user could have had without gnnaccel. All formats are built before the
+clock starts.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn import GCNConv, GINConv, GraphConv, SAGEConv
+
+from benchmarks import bounds, formats
+from benchmarks.graphs import Problem
+from benchmarks.registry import (
+    BACKWARD,
+    FORWARD,
+    OURS,
+    STEP,
+    STOCK,
+    Implementation,
+    Maker,
+    Reading,
+    Setting,
+    Unavailable,
+    Workload,
+    case,
+)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer to benchmark.
+
+    Attributes:
+        make: given F_in and F_out, PyG's layer.
+        linear_maps: dense products in its forward.
+        weighted: its call gets edge weights.
+        transforms_first: it can apply its linear map before it aggregates.
+    """
+
+    make: Callable[[int, int], torch.nn.Module]
+    linear_maps: int
+    weighted: bool = False
+    transforms_first: bool = True
+
+
+LAYERS = {
+    "gcn": Layer(GCNConv, 1),
+    "sage_mean": Layer(SAGEConv, 2),
+    # A maximum doesn't commute with a linear map.
+    "sage_max": Layer(
+        lambda a, b: SAGEConv(a, b, aggr="max"), 2, transforms_first=False
+    ),
+    # GIN's map is a module of the user's: nothing is known about it.
+    "gin": Layer(
+        lambda a, b: GINConv(torch.nn.Linear(a, b)), 1, transforms_first=False
+    ),
+    "graph_conv": Layer(GraphConv, 2, weighted=True),
+}
+
+
+def accelerated(layer: torch.nn.Module) -> tuple[torch.nn.Module, str]:
+    """A copy of ``layer`` under ``gnnaccel.optimize``, and what to say about it.
+
+    Raises:
+        RuntimeError: optimize left the layer as it is: PyG would race itself.
+    """
+    gnnaccel = importlib.import_module("gnnaccel")
+    ours = gnnaccel.optimize(copy.deepcopy(layer))
+    if type(ours) is type(layer):
+        raise RuntimeError(f"optimize left {type(layer).__name__} as it is")
+    reason = ours.why_not_fused()
+    return ours, f"not fused: {reason}" if reason else ""
+
+
+def makers(
+    name: str, problem: Problem, layer: torch.nn.Module, weight: Tensor | None
+) -> dict[str, Maker]:
+    """Implementations of ``layer``, a copy of it in each."""
+    plain = (problem.edge_index,) if weight is None else (problem.edge_index, weight)
+
+    def bind(module: torch.nn.Module, *graph: Any, note: str = "") -> Implementation:
+        return Implementation(
+            lambda x: module(x, *graph), dict(module.named_parameters()), note=note
+        )
+
+    def stock() -> Implementation:
+        return bind(copy.deepcopy(layer), *plain)
+
+    def ours() -> Implementation:
+        module, note = accelerated(layer)
+        return bind(module, *plain, note=note)
+
+    def sparse() -> Implementation:
+        # Both groupings, as PyG's ToSparseTensor leaves it.
+        adjacency = formats.sparse_tensor(problem, weight).fill_cache_()
+        return bind(copy.deepcopy(layer), adjacency)
+
+    def csr() -> Implementation:
+        # To a torch.sparse adjacency GCNConv adds a loop even where there is one.
+        graph = problem.without_self_loops() if name == "gcn" else problem
+        adjacency = formats.torch_csr(graph, weight)
+        return bind(copy.deepcopy(layer), adjacency)
+
+    def edge_index() -> Implementation:
+        size = (problem.num_nodes, problem.num_nodes)
+        unsorted = EdgeIndex(problem.edge_index, sparse_size=size)
+        ordered = unsorted.sort_by("col")
+        graph = ordered.values.fill_cache_()
+        if weight is None:
+            raise Unavailable("PyG fuses EdgeIndex in GraphConv only")
+        return bind(copy.deepcopy(layer), graph, weight[ordered.indices])
+
+    found = {STOCK: stock, "SparseTensor": sparse, "torch_csr": csr}
+    if name == "graph_conv":
+        found["EdgeIndex"] = edge_index
+    return found | {OURS: ours}
+
+
+def bound(
+    layer: Layer, problem: Problem, x: Tensor, fan_out: int
+) -> tuple[dict[str, Reading], dict[str, tuple[str, ...]]]:
+    """Readings and bounds: the dense products alone plus reading the rows.
+
+    The rows are as narrow as the layer's algebra allows: F_in, or F_out where the
+    linear map may come first.
+    """
+    dense, dense_back = bounds.dense_products(x, fan_out, layer.linear_maps)
+    readings: dict[str, Reading] = {"dense": dense, "dense backward": dense_back}
+    narrow = layer.transforms_first and fan_out < x.size(1)
+    rows = torch.randn(x.size(0), fan_out).to(x.dtype) if narrow else x
+    read = bounds.row_reader(problem.by_dst, rows)
+    read_back = bounds.row_reader(problem.by_src, rows)
+    if read is None or read_back is None:
+        return readings, {}
+    readings |= {"rows": read, "rows backward": read_back}
+    forward, backward = ("dense", "rows"), ("dense backward", "rows backward")
+    return readings, {
+        FORWARD: forward,
+        BACKWARD: backward,
+        STEP: forward + backward,
+    }
+
+
+def workload(
+    name: str, setting: Setting, fan_in: int | None = None, fan_out: int | None = None
+) -> Workload:
+    """Builds one of `LAYERS`; F_in and F_out are the setting's width by default."""
+    layer = LAYERS[name]
+    problem = setting.problem
+    x = setting.x(fan_in)
+    fan_out = setting.features if fan_out is None else fan_out
+    torch.manual_seed(4)
+    module = layer.make(x.size(1), fan_out)
+    weight = setting.edge_weight() if layer.weighted else None
+    readings, limits = bound(layer, problem, x, fan_out)
+    return Workload(
+        x=x,
+        makers=makers(name, problem, module, weight),
+        edges=problem.num_edges,
+        readings=readings,
+        bounds=limits,
+        bound_name="dense products + reading the rows",
+    )
+
+
+def _register(name: str, summary: str) -> None:
+    def build(setting: Setting, variant: str) -> Workload:
+        return workload(name, setting)
+
+    build.__doc__ = summary
+    case(name, group="layers")(build)
+
+
+_register("gcn", "GCNConv(F, F), normalisation and self-loops included.")
+_register("sage_mean", "SAGEConv(F, F).")
+_register("sage_max", 'SAGEConv(F, F, aggr="max").')
+_register("gin", "GINConv(Linear(F, F)).")
+_register("graph_conv", "GraphConv(F, F) with edge weights that need no gradient.")
