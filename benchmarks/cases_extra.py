@@ -69,7 +69,8 @@ def small(setting: Setting, variant: str) -> Workload:
     """A 64-node graph, forward only: what a call costs before any work."""
     tiny = replace(setting, problem=graphs.rmat(6, 4))
     built = workload(variant, tiny)
-    return replace(built, phases=(FORWARD,), readings={}, bounds={})
+    built = replace(built, phases=(FORWARD,), readings={}, bounds={})
+    return replace(built, graph=tiny.problem.name)
 
 
 def _shapes(setting: Setting) -> tuple[str, ...]:
@@ -88,14 +89,15 @@ def order(setting: Setting, variant: str) -> Workload:
 
 def _sizes(setting: Setting) -> tuple[str, ...]:
     scales = (4, 6) if setting.quick else (13, 15, 17, 19, 21)
-    return tuple(f"{name} {scale}" for name in ("spmm", "gcn") for scale in scales)
+    graph = [f"rmat:{scale}:16" for scale in scales]
+    return tuple(f"{name} {size}" for name in ("spmm", "gcn") for size in graph)
 
 
 @case("scaling", group="extra", variants=_sizes)
 def scaling(setting: Setting, variant: str) -> Workload:
     """Cost per edge on R-MAT graphs of 16 edges per node, 1.3e5 to 3.4e7 edges."""
-    name, scale = variant.split()
-    grown = replace(setting, problem=graphs.rmat(int(scale), 16))
+    name, size = variant.split()
+    grown = replace(setting, problem=graphs.load(size))
     if name == "spmm":
         built = cases_kernels.spmm_sum(grown, "")
     else:
@@ -105,7 +107,7 @@ def scaling(setting: Setting, variant: str) -> Workload:
     if grown.problem.num_edges * grown.features > MOST_MESSAGES:
         keep, reference = keep[1:], "torch_csr"
     makers = {kept: built.makers[kept] for kept in keep}
-    return replace(built, makers=makers, reference=reference)
+    return replace(built, makers=makers, reference=reference, graph=size)
 
 
 def _measured_layers(setting: Setting) -> tuple[str, ...]:

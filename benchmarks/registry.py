@@ -115,6 +115,7 @@ class Workload:
         bytes_moved: by phase, the bytes that must move at least once; where
             ``bounds`` has no entry, these at the speed of a plain copy are the bound.
         bound_name: what the bound counts, for the table.
+        graph: name of the graph if it isn't the setting's.
     """
 
     x: Tensor
@@ -126,6 +127,7 @@ class Workload:
     bounds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     bytes_moved: Mapping[str, int] = field(default_factory=dict)
     bound_name: str = ""
+    graph: str = ""
 
 
 Builder = Callable[[Setting, str], Workload]

@@ -119,6 +119,7 @@ def _rows(result: Result) -> list[list[str]]:
             cells.append(format_quantity(value.median, shown) if value else "")
         value = entry.values.get(phase)
         median = value.median if value else None
+        timed = phase != MEMORY and result.edges > 0
         spread = None
         if value and value.samples > 1:
             spread = value.spread / value.median
@@ -133,6 +134,7 @@ def _rows(result: Result) -> list[list[str]]:
                 name,
                 *cells,
                 f"{100 * spread:.0f} %" if spread is not None else "",
+                f"{1e9 * median / result.edges:.3g}" if timed and median else "",
                 _ratio(result.median(STOCK, phase), median),
                 _ratio(result.best_peer(phase), median),
                 "/".join(shares) + " %" if shares else "",
@@ -155,6 +157,7 @@ HEADER = [
     "both",
     "peak memory",
     "IQR",
+    "ns/edge",
     "x PyG",
     "x best peer",
     "of bound",

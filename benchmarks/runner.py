@@ -136,6 +136,7 @@ def _run_variant(case: Case, variant: str, options: Options) -> Result:
         _check(case.build(_setting_for(setting, dtype), variant), dtype, result)
     workload = case.build(setting, variant)
     result.edges = workload.edges
+    result.graph = workload.graph or result.graph
     right = [name for name, entry in result.entries.items() if entry.status == OK]
     if case.kind == MEMORY:
         _measure_memory(case, variant, right, options, result)
