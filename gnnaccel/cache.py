@@ -1,0 +1,76 @@
+"""What is known about a tensor for as long as it lives and does not change.
+
+The key is the tensor object itself, held weakly, together with its version counter and
+its memory: an in-place change, a ``.data`` swap or another tensor at the same address
+never finds an old entry. A view (``edge_index[1]``) is looked up through its base, so
+that asking for the same view again finds what was found before.
+
+Writes that torch itself cannot see (through ``.data`` or a NumPy alias of the same
+memory) are not seen here either.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class _Entry:
+    __slots__ = ("ref", "values", "version")
+
+    def __init__(self, ref: weakref.ref[Tensor], version: int) -> None:
+        self.ref = ref
+        self.version = version
+        self.values: dict[Hashable, Any] = {}
+
+
+_entries: dict[int, _Entry] = {}
+
+
+def remember(tensor: Tensor, key: Hashable, build: Callable[[], T]) -> T:
+    """Returns ``build()``, from memory if it was built for this unchanged tensor.
+
+    Args:
+        tensor: Any tensor. Inference tensors carry no version counter; for them
+            nothing is remembered.
+        key: Tells apart the different things known about one tensor.
+        build: Called without arguments on a miss. Its value must not hold ``tensor``
+            strongly, or the entry would never be dropped.
+    """
+    if tensor.is_inference():
+        return build()
+    base = tensor
+    if tensor._is_view() and tensor._base is not None:
+        base = tensor._base
+    geometry: Hashable = None
+    if tensor.layout == torch.strided:
+        geometry = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+    full_key = (key, geometry)
+    entry = _entries.get(id(base))
+    if entry is None or entry.ref() is not base or entry.version != base._version:
+        entry = _new_entry(base)
+    elif full_key in entry.values:
+        found: T = entry.values[full_key]
+        return found
+    value = build()
+    entry.values[full_key] = value
+    return value
+
+
+def _new_entry(base: Tensor) -> _Entry:
+    address = id(base)
+
+    def forget(ref: weakref.ref[Tensor]) -> None:
+        entry = _entries.get(address)
+        if entry is not None and entry.ref is ref:
+            del _entries[address]
+
+    entry = _Entry(weakref.ref(base, forget), base._version)
+    _entries[address] = entry
+    return entry

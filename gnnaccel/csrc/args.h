@@ -1,0 +1,93 @@
+// Arguments of every kernel: plain pointers and sizes, no ownership.
+//
+// A "grouping" is a CSR structure: `ptr[rows + 1]` delimits the entries of each
+// row; entry e reads row `col[e]` of the input (col == nullptr: row e itself) and
+// stands at position `perm[e]` of the caller's edge order (perm == nullptr: at e).
+#pragma once
+#include <cstdint>
+
+namespace gnnaccel {
+
+enum class Dtype : int { f32 = 0, f64 = 1, bf16 = 2, f16 = 3 };
+
+struct Grouping {
+  const void* ptr;
+  const void* col;
+  const void* perm;
+  int64_t rows;
+  int64_t entries;
+  int64_t max_degree;
+  bool wide;  // int64 indices; else int32
+};
+
+// out[i] = self[i] * x[i] + dst_scale[i] * sum_e w[e] * src_scale[col[e]] * x[col[e]]
+// All columns are [heads * features]; weights are [entries] or [entries, heads].
+struct SumArgs {
+  Grouping g;
+  const void* x;
+  int64_t x_stride;  // elements between rows of x; 0 for an expanded row
+  void* out;         // contiguous [rows, heads * features]
+  int64_t heads, features;
+  const void* w;     // same dtype as x, caller's edge order, or nullptr
+  int64_t w_stride;  // heads, or 1 when shared by all heads
+  const void* src_scale;  // accumulator dtype, or nullptr
+  const void* dst_scale;
+  const void* self;
+  int64_t self_stride;  // 0: one value for all rows
+};
+
+// out[i] = max (or min) over e of w[e] * x[col[e]]; empty rows give 0.
+// ties (optional, accumulator dtype): how many entries attain it, plus one where the
+// result is exactly 0, which is how torch's scatter_reduce splits gradients; NaN where
+// the result is NaN.
+struct ExtremeArgs {
+  Grouping g;
+  const void* x;
+  int64_t x_stride;
+  void* out;
+  void* ties;
+  int64_t features;
+  const void* w;  // [entries] or nullptr
+  bool is_max;
+};
+
+// Gradient of ExtremeArgs, read along the transposed grouping (rows = sources):
+// gx[j] = sum_e w[e] * [w[e] * x[j] is the extreme of row col[e]] * coef[col[e]]
+// and its adjoint, read along the forward grouping:
+// gv[i] = sum_e w[e] * [w[e] * x[col[e]] is the extreme of row i] * v[col[e]].
+struct SelectArgs {
+  Grouping g;
+  const void* x;  // node features; `rows` side if transposed, else `col` side
+  int64_t x_stride;
+  const void* best;  // extremes, contiguous; `col` side if transposed, else rows
+  const void* v;     // accumulator dtype, contiguous; what is summed, `col` side
+  void* out;
+  int64_t features;
+  const void* w;
+  bool is_max;
+  bool transposed;
+};
+
+// out[perm[e], h] = sum_f a[i, h, f] * b[col[e], h, f] for every entry e of row i.
+struct DotArgs {
+  Grouping g;
+  const void* a;
+  int64_t a_stride;
+  const void* b;
+  int64_t b_stride;
+  void* out;
+  int64_t heads, features;
+};
+
+// Softmax over the entries of each row; z, grad, out are [entries, heads] in the
+// caller's order. Backward: out = s * (grad - sum over the row of s * grad).
+struct SoftmaxArgs {
+  Grouping g;
+  const void* z;     // logits, or the softmax itself in the backward pass
+  const void* grad;  // nullptr: forward
+  void* out;
+  int64_t heads;
+  double epsilon;  // added to the denominator
+};
+
+}  // namespace gnnaccel

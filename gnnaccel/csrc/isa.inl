@@ -1,0 +1,46 @@
+// Every kernel for one instruction set: included by isa_*.cpp with GNNACCEL_ISA (the
+// namespace) and GNNACCEL_BYTES (register width) defined.
+//
+// Only headers without out-of-line inline functions may be used in here: the linker
+// keeps one copy of such a function for the whole module, and it must not be one
+// compiled for a newer CPU.
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <type_traits>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#include "args.h"
+#include "dispatch.h"
+#include "parallel.h"
+
+namespace gnnaccel {
+namespace GNNACCEL_ISA {
+namespace {
+
+#include "simd.inl"
+//
+#include "tiles.inl"
+//
+#include "dot.inl"
+#include "extreme.inl"
+#include "softmax.inl"
+#include "spmm.inl"
+
+}  // namespace
+
+#define GNNACCEL_STRING_(x) #x
+#define GNNACCEL_STRING(x) GNNACCEL_STRING_(x)
+extern const Kernels table = {GNNACCEL_STRING(GNNACCEL_ISA),
+                              spmm_sum,
+                              spmm_extreme,
+                              spmm_select,
+                              sddmm,
+                              softmax,
+                              read_rows};
+
+}  // namespace GNNACCEL_ISA
+}  // namespace gnnaccel

@@ -1,0 +1,101 @@
+// Python bindings: addresses and sizes in, nothing owned. Callers (kernels/native.py)
+// keep the tensors alive, have checked shapes and dtypes, and never pass untrusted
+// values from here on.
+#include <nanobind/nanobind.h>
+
+#include "dispatch.h"
+#include "group.h"
+#include "parallel.h"
+
+namespace nb = nanobind;
+using namespace gnnaccel;
+
+namespace {
+
+using Address = uintptr_t;
+
+template <class T = void>
+T* at(Address a) {
+  return reinterpret_cast<T*>(a);
+}
+
+#define GROUPING_PARAMS                                                                   \
+  Address ptr, Address col, Address perm, int64_t rows, int64_t entries, int64_t max_degree, \
+      bool wide
+#define GROUPING                                                                   \
+  Grouping { at(ptr), at(col), at(perm), rows, entries, max_degree, wide }
+
+void bind_spmm_sum(GROUPING_PARAMS, int dtype, Address x, int64_t x_stride, Address out,
+                   int64_t heads, int64_t features, Address w, int64_t w_stride,
+                   Address src_scale, Address dst_scale, Address self, int64_t self_stride) {
+  nb::gil_scoped_release release;
+  kernels().spmm_sum({GROUPING, at(x), x_stride, at(out), heads, features, at(w), w_stride,
+                      at(src_scale), at(dst_scale), at(self), self_stride},
+                     Dtype(dtype));
+}
+
+void bind_spmm_extreme(GROUPING_PARAMS, int dtype, Address x, int64_t x_stride, Address out,
+                       Address ties, int64_t features, Address w, bool is_max) {
+  nb::gil_scoped_release release;
+  kernels().spmm_extreme(
+      {GROUPING, at(x), x_stride, at(out), at(ties), features, at(w), is_max}, Dtype(dtype));
+}
+
+void bind_spmm_select(GROUPING_PARAMS, int dtype, Address x, int64_t x_stride, Address best,
+                      Address v, Address out, int64_t features, Address w, bool is_max,
+                      bool transposed) {
+  nb::gil_scoped_release release;
+  kernels().spmm_select({GROUPING, at(x), x_stride, at(best), at(v), at(out), features, at(w),
+                         is_max, transposed},
+                        Dtype(dtype));
+}
+
+void bind_sddmm(GROUPING_PARAMS, int dtype, Address a, int64_t a_stride, Address b,
+                int64_t b_stride, Address out, int64_t heads, int64_t features) {
+  nb::gil_scoped_release release;
+  kernels().sddmm({GROUPING, at(a), a_stride, at(b), b_stride, at(out), heads, features},
+                  Dtype(dtype));
+}
+
+void bind_softmax(GROUPING_PARAMS, int dtype, Address z, Address grad, Address out,
+                  int64_t heads, double epsilon) {
+  nb::gil_scoped_release release;
+  kernels().softmax({GROUPING, at(z), at(grad), at(out), heads, epsilon}, Dtype(dtype));
+}
+
+double bind_read_rows(GROUPING_PARAMS, Address x, int64_t features) {
+  nb::gil_scoped_release release;
+  return kernels().read_rows(GROUPING, at<const float>(x), features);
+}
+
+// (bad_end, bad_value, sorted, loops, max_degree): see GroupResult.
+nb::tuple bind_group(Address key, int64_t key_stride, Address other, int64_t other_stride,
+                     bool wide_in, int64_t entries, int64_t rows, int64_t others, Address ptr,
+                     Address perm, Address col, bool wide_out) {
+  GroupResult r;
+  {
+    nb::gil_scoped_release release;
+    r = group({{at(key), key_stride, wide_in},
+               {at(other), other_stride, wide_in},
+               entries, rows, others, at(ptr), at(perm), at(col), wide_out});
+  }
+  return nb::make_tuple(r.bad_end, r.bad_value, r.sorted, r.loops, r.max_degree);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.def("set_pool", [](Address parallel_for, Address num_threads) {
+    set_pool(at(parallel_for), at(num_threads));
+  });
+  m.def("threads", &threads);
+  m.def("isa", [] { return kernels().isa; });
+  m.def("use_isa", &use_isa);
+  m.def("group", &bind_group);
+  m.def("spmm_sum", &bind_spmm_sum);
+  m.def("spmm_extreme", &bind_spmm_extreme);
+  m.def("spmm_select", &bind_spmm_select);
+  m.def("sddmm", &bind_sddmm);
+  m.def("softmax", &bind_softmax);
+  m.def("read_rows", &bind_read_rows);
+}

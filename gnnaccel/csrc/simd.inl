@@ -1,0 +1,165 @@
+// Fixed-width vectors by the compiler's vector extensions. Included inside the
+// namespace of one instruction set, after GNNACCEL_BYTES (its register width) is set.
+
+template <class A, int N>
+struct VecOf {
+  typedef A type __attribute__((vector_size(N * sizeof(A))));
+};
+template <class A>
+struct VecOf<A, 1> {
+  typedef A type;
+};
+template <class A, int N>
+using Vec = typename VecOf<A, N>::type;
+
+struct bf16 {
+  uint16_t bits;
+};
+struct f16 {
+  uint16_t bits;
+};
+
+template <class T>
+struct Acc {
+  typedef float type;
+};
+template <>
+struct Acc<double> {
+  typedef double type;
+};
+template <class T>
+using acc_t = typename Acc<T>::type;
+
+// Lanes of a full register of accumulators.
+template <class T>
+constexpr int kLanes = GNNACCEL_BYTES / int(sizeof(acc_t<T>));
+
+static inline float from_bits(uint32_t u) {
+  float f;
+  __builtin_memcpy(&f, &u, 4);
+  return f;
+}
+static inline uint32_t to_bits(float f) {
+  uint32_t u;
+  __builtin_memcpy(&u, &f, 4);
+  return u;
+}
+
+static inline float widen(float v) { return v; }
+static inline double widen(double v) { return v; }
+static inline float widen(bf16 v) { return from_bits(uint32_t(v.bits) << 16); }
+static inline float widen(f16 v) {
+  // IEEE half to float by rebuilding the exponent; subnormals by a float subtraction.
+  const uint32_t sign = uint32_t(v.bits & 0x8000u) << 16;
+  const uint32_t rest = v.bits & 0x7fffu;
+  uint32_t u;
+  if (rest >= 0x7c00u) {
+    u = 0x7f800000u | ((rest & 0x3ffu) << 13);
+  } else if (rest >= 0x400u) {
+    u = (rest << 13) + 0x38000000u;
+  } else {
+    u = to_bits(float(rest) * from_bits(0x33800000u));  // rest * 2^-24
+  }
+  return from_bits(u | sign);
+}
+
+static inline void narrow(float v, float* p) { *p = v; }
+static inline void narrow(double v, double* p) { *p = v; }
+static inline void narrow(float v, bf16* p) {
+  const uint32_t u = to_bits(v);
+  // Round to nearest even; a NaN keeps its sign and becomes quiet.
+  p->bits = v != v ? uint16_t((u >> 16) | 0x40u)
+                   : uint16_t((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+static inline void narrow(float v, f16* p) {
+  const uint32_t u = to_bits(v);
+  const uint16_t sign = uint16_t((u >> 16) & 0x8000u);
+  const uint32_t a = u & 0x7fffffffu;
+  uint16_t h;
+  if (a > 0x7f800000u) {
+    h = 0x7e00u;
+  } else if (a >= 0x477ff000u) {  // rounds to 65536 or more
+    h = 0x7c00u;
+  } else if (a >= 0x38800000u) {  // normal half
+    const uint32_t r = a + 0xfffu + ((a >> 13) & 1u);
+    h = uint16_t((r - 0x38000000u) >> 13);
+  } else {  // subnormal half: let a float addition round to multiples of 2^-24
+    h = uint16_t(to_bits(from_bits(a) + 0.5f) - to_bits(0.5f));
+  }
+  p->bits = uint16_t(h | sign);
+}
+
+template <int N, class T>
+static inline Vec<acc_t<T>, N> load(const T* p) {
+  if constexpr (N == 1) {
+    return widen(*p);
+  } else if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
+    Vec<T, N> v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+  } else if constexpr (std::is_same_v<T, bf16>) {
+    Vec<uint16_t, N> h;
+    __builtin_memcpy(&h, p, sizeof h);
+    const Vec<uint32_t, N> u = __builtin_convertvector(h, Vec<uint32_t, N>) << 16;
+    Vec<float, N> v;
+    __builtin_memcpy(&v, &u, sizeof v);
+    return v;
+  } else {
+#if defined(__AVX512F__)
+    if constexpr (N == 16) {
+      // The masked form: GCC 12 warns about its own header for the plain one.
+      const __m512 m =
+          _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)p));
+      Vec<float, N> v;
+      __builtin_memcpy(&v, &m, sizeof v);
+      return v;
+    }
+#endif
+#if defined(__F16C__)
+    if constexpr (N == 8) {
+      const __m256 m = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+      Vec<float, N> v;
+      __builtin_memcpy(&v, &m, sizeof v);
+      return v;
+    }
+#endif
+    Vec<float, N> v;
+    for (int n = 0; n < N; ++n) v[n] = widen(p[n]);
+    return v;
+  }
+}
+
+template <int N, class T>
+static inline void store(T* p, const Vec<acc_t<T>, N>& v) {
+  if constexpr (N == 1) {
+    narrow(v, p);
+  } else if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
+    __builtin_memcpy(p, &v, sizeof v);
+  } else {
+    for (int n = 0; n < N; ++n) narrow(v[n], p + n);
+  }
+}
+
+// Sums the lanes by halves.
+template <int N, class A>
+static inline A horizontal_sum(const Vec<A, N>& v) {
+  if constexpr (N == 1) {
+    return v;
+  } else {
+    Vec<A, N / 2> half[2];
+    __builtin_memcpy(half, &v, sizeof v);
+    return horizontal_sum<N / 2, A>(half[0] + half[1]);
+  }
+}
+
+// v as it reads back after being stored as T.
+template <class T, int N>
+static inline Vec<acc_t<T>, N> rounded(const Vec<acc_t<T>, N>& v) {
+  if constexpr (sizeof(T) != 2) {
+    return v;
+  } else {
+    T stored[N];
+    store<N>(stored, v);
+    return load<N>(stored);
+  }
+}

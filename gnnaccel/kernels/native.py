@@ -1,0 +1,280 @@
+"""The native backend: C++ kernels on torch's own threads, for CPU tensors.
+
+The functions have the signatures of :mod:`gnnaccel.kernels.reference`. They hand
+addresses to the compiled module and keep the tensors alive meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gnnaccel.kernels.grouping import Grouping, accumulator, index_dtype
+
+_DTYPES = {
+    torch.float32: 0,
+    torch.float64: 1,
+    torch.bfloat16: 2,
+    torch.float16: 3,
+}
+_MEND = (
+    "reinstall gnnaccel on a machine with a C++ compiler (Debian, Ubuntu: "
+    "apt install g++), without GNNACCEL_NATIVE=OFF"
+)
+
+
+def _load() -> str | None:
+    """Hands torch's thread pool to the compiled module; why not, if it can't."""
+    global _native
+    try:
+        from gnnaccel import _native  # type: ignore[attr-defined,no-redef]
+    except ImportError as error:
+        return f"the compiled module does not load ({error}); {_MEND}"
+    libraries = Path(torch.__file__).parent / "lib"
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll"):
+        if (libraries / name).exists():
+            pool = ctypes.CDLL(str(libraries / name))
+            try:
+                loop, threads = pool.torch_parallel_for, pool.torch_get_num_threads
+            except AttributeError:
+                return f"torch {torch.__version__} lacks torch_parallel_for (>= 2.10)"
+            _native.set_pool(
+                *(ctypes.cast(f, ctypes.c_void_p).value for f in (loop, threads))
+            )
+            return None
+    return f"torch's CPU library was not found in {libraries}"
+
+
+_reason = _load()
+
+
+def reason() -> str | None:
+    """Why the native kernels can't be used, or ``None``."""
+    return _reason
+
+
+def available() -> bool:
+    """Whether the native kernels can be used."""
+    return _reason is None
+
+
+def isa() -> str:
+    """The instruction set in use: ``"avx512"``, ``"avx2"`` or ``"baseline"``."""
+    name: str = _native.isa()
+    return name
+
+
+def use_isa(name: str) -> None:
+    """Chooses the instruction set, for tests and comparisons.
+
+    Raises:
+        ValueError: This CPU or this build has no kernels of that name.
+    """
+    if not _native.use_isa(name):
+        raise ValueError(f"No kernels for {name!r} on this machine")
+
+
+def threads() -> int:
+    """Threads the kernels run on: those of torch."""
+    n: int = _native.threads()
+    return n
+
+
+def serves(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this backend takes tensors of ``dtype`` on ``device``."""
+    return _reason is None and device.type == "cpu" and dtype in _DTYPES
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _rows(x: Tensor) -> tuple[Tensor, int]:
+    """``x`` with dense rows, and the elements between one row and the next."""
+    if x.is_contiguous():
+        return x, x.stride(0) if x.dim() > 1 else 1
+    if x.numel() > 0 and x[0].is_contiguous() and x.stride(0) >= 0:
+        return x, x.stride(0)
+    x = x.contiguous()
+    return x, x.stride(0)
+
+
+def group(
+    key: Tensor, rows: int, other: Tensor | None = None, others: int = 0
+) -> tuple[Grouping | None, int, int]:
+    """See :func:`gnnaccel.kernels.reference.group`."""
+    entries = key.numel()
+    dtype = index_dtype(entries, rows, others)
+    ptr = torch.empty(rows + 1, dtype=dtype)
+    perm = torch.empty(entries, dtype=dtype)
+    col = None if other is None else torch.empty(entries, dtype=dtype)
+    bad_end, bad_value, is_sorted, loops, max_degree = _native.group(
+        key.data_ptr(),
+        key.stride(0),
+        _address(other),
+        1 if other is None else other.stride(0),
+        key.dtype == torch.int64,
+        entries,
+        rows,
+        others,
+        ptr.data_ptr(),
+        perm.data_ptr(),
+        _address(col),
+        dtype == torch.int64,
+    )
+    if bad_end:
+        return None, bad_end, bad_value
+    cols = entries if other is None else others
+    return (
+        Grouping(
+            ptr, col, None if is_sorted else perm, cols, entries, max_degree, loops
+        ),
+        0,
+        0,
+    )
+
+
+def spmm_sum(
+    g: Grouping,
+    x: Tensor,
+    w: Tensor | None = None,
+    src_scale: Tensor | None = None,
+    dst_scale: Tensor | None = None,
+    self_scale: Tensor | None = None,
+) -> Tensor:
+    """See :func:`gnnaccel.kernels.reference.spmm_sum`."""
+    x, stride = _rows(x)
+    if w is not None:
+        w = w.contiguous()
+    heads = x.size(1) if x.dim() == 3 else 1
+    out = torch.empty((g.rows, *x.shape[1:]), dtype=x.dtype)
+    _native.spmm_sum(
+        *g.addresses,
+        _DTYPES[x.dtype],
+        x.data_ptr(),
+        stride,
+        out.data_ptr(),
+        heads,
+        x.size(-1),
+        _address(w),
+        heads if w is not None and w.dim() == 2 else 1,
+        _address(src_scale),
+        _address(dst_scale),
+        _address(self_scale),
+        0 if self_scale is None or self_scale.numel() == 1 else 1,
+    )
+    return out
+
+
+def spmm_extreme(
+    g: Grouping, x: Tensor, w: Tensor | None, is_max: bool, with_ties: bool
+) -> tuple[Tensor, Tensor | None]:
+    """See :func:`gnnaccel.kernels.reference.spmm_extreme`."""
+    x, stride = _rows(x)
+    if w is not None:
+        w = w.contiguous()
+    out = torch.empty((g.rows, x.size(1)), dtype=x.dtype)
+    ties = torch.empty(out.shape, dtype=accumulator(x.dtype)) if with_ties else None
+    _native.spmm_extreme(
+        *g.addresses,
+        _DTYPES[x.dtype],
+        x.data_ptr(),
+        stride,
+        out.data_ptr(),
+        _address(ties),
+        x.size(1),
+        _address(w),
+        is_max,
+    )
+    return out, ties
+
+
+def spmm_select(
+    g: Grouping,
+    x: Tensor,
+    best: Tensor,
+    v: Tensor,
+    w: Tensor | None,
+    is_max: bool,
+    transposed: bool,
+) -> Tensor:
+    """See :func:`gnnaccel.kernels.reference.spmm_select`."""
+    x, stride = _rows(x)
+    best, v = best.contiguous(), v.contiguous()
+    if w is not None:
+        w = w.contiguous()
+    out = torch.empty((g.rows, x.size(1)), dtype=x.dtype)
+    _native.spmm_select(
+        *g.addresses,
+        _DTYPES[x.dtype],
+        x.data_ptr(),
+        stride,
+        best.data_ptr(),
+        v.data_ptr(),
+        out.data_ptr(),
+        x.size(1),
+        _address(w),
+        is_max,
+        transposed,
+    )
+    return out
+
+
+def sddmm(g: Grouping, a: Tensor, b: Tensor) -> Tensor:
+    """See :func:`gnnaccel.kernels.reference.sddmm`."""
+    a, a_stride = _rows(a)
+    b, b_stride = _rows(b)
+    out = torch.empty((g.entries, *a.shape[1:-1]), dtype=a.dtype)
+    _native.sddmm(
+        *g.addresses,
+        _DTYPES[a.dtype],
+        a.data_ptr(),
+        a_stride,
+        b.data_ptr(),
+        b_stride,
+        out.data_ptr(),
+        a.size(1) if a.dim() == 3 else 1,
+        a.size(-1),
+    )
+    return out
+
+
+def softmax(g: Grouping, z: Tensor, epsilon: float) -> Tensor:
+    """See :func:`gnnaccel.kernels.reference.softmax`."""
+    return _softmax(g, z.contiguous(), None, epsilon)
+
+
+def softmax_backward(g: Grouping, s: Tensor, grad: Tensor) -> Tensor:
+    """See :func:`gnnaccel.kernels.reference.softmax_backward`."""
+    return _softmax(g, s.contiguous(), grad.contiguous(), 0.0)
+
+
+def _softmax(g: Grouping, z: Tensor, grad: Tensor | None, epsilon: float) -> Tensor:
+    out = torch.empty_like(z)
+    _native.softmax(
+        *g.addresses,
+        _DTYPES[z.dtype],
+        z.data_ptr(),
+        _address(grad),
+        out.data_ptr(),
+        z.size(1),
+        epsilon,
+    )
+    return out
+
+
+def read_rows(g: Grouping, x: Tensor) -> float:
+    """Reads every row that a sum would read and writes nothing: a yardstick.
+
+    Args:
+        g: A grouping with int32 indices.
+        x: ``[cols, F]``, contiguous float32.
+
+    Returns:
+        A checksum without meaning.
+    """
+    total: float = _native.read_rows(*g.addresses, x.data_ptr(), x.size(1))
+    return total

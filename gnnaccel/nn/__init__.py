@@ -1,0 +1,23 @@
+"""Drop-in layers: PyG's classes with a fused ``forward``.
+
+Each is a subclass of the PyG layer of the same name and changes nothing but how
+``forward`` computes. Import them in place of PyG's, or let :func:`gnnaccel.optimize`
+swap them in.
+"""
+
+import torch_geometric.nn
+
+from gnnaccel.nn.gcn_conv import GCNConv
+from gnnaccel.nn.gin_conv import GINConv
+from gnnaccel.nn.graph_conv import GraphConv
+from gnnaccel.nn.sage_conv import SAGEConv
+
+#: Which of our layers takes the place of which of PyG's.
+SWAPS: dict[type[torch_geometric.nn.MessagePassing], type] = {
+    torch_geometric.nn.GCNConv: GCNConv,
+    torch_geometric.nn.GINConv: GINConv,
+    torch_geometric.nn.GraphConv: GraphConv,
+    torch_geometric.nn.SAGEConv: SAGEConv,
+}
+
+__all__ = ["SWAPS", "GCNConv", "GINConv", "GraphConv", "SAGEConv"]

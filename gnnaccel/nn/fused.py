@@ -1,0 +1,249 @@
+"""What all fused layers share: when the fused path is taken, and on which graph.
+
+A layer's ``forward`` asks :meth:`Fused.why_not_fused` about itself and :func:`graph_for`
+about its input. Whatever the fused path can't do goes to PyG's own ``forward``, which
+also raises PyG's own errors.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn import aggr
+from torch_geometric.nn.dense.linear import Linear
+from torch_geometric.typing import SparseTensor
+from torch_geometric.utils import is_torch_sparse_tensor
+
+from gnnaccel.graph import Graph
+from gnnaccel.ops.adj import Adj, tracing
+
+#: The aggregations that have a kernel.
+REDUCE_OF: dict[type, str] = {
+    aggr.SumAggregation: "sum",
+    aggr.MeanAggregation: "mean",
+    aggr.MaxAggregation: "max",
+    aggr.MinAggregation: "min",
+}
+
+# Methods a fused forward does not call; whoever overrides one wants PyG's forward.
+_SKIPPED = (
+    "aggregate",
+    "edge_update",
+    "edge_updater",
+    "message",
+    "message_and_aggregate",
+    "propagate",
+    "update",
+)
+_HOOKS = tuple(
+    f"_{method}_forward{when}_hooks"
+    for method in ("propagate", "message", "aggregate")
+    for when in ("", "_pre")
+)
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class Fused:
+    """Mixed into a PyG layer, before it in the list of bases."""
+
+    #: What computes the layer on the fused path, for people.
+    fused_by: ClassVar[str]
+
+    def why_not_fused(self) -> str | None:
+        """Why ``forward`` goes to PyG's, whatever its input; ``None`` if it does not."""
+        state = self.__dict__
+        skipped = _overridden(type(self))
+        if skipped is None:
+            skipped = next((name for name in _SKIPPED if name in state), None)
+            # PyG's own `decomposed_layers` swaps `propagate` on the instance.
+            if skipped == "propagate" and state.get("_decomposed_layers", 1) > 1:
+                skipped = None
+        if skipped is not None:
+            return f"its method '{skipped}' is overridden"
+        if state["_explain"]:
+            return "explain mode is on"
+        for name in _HOOKS:
+            if state[name]:
+                return f"{name.split('_')[1]} hooks are registered"
+        if state["node_dim"] != -2:
+            return f"node_dim={state['node_dim']}: only -2 is fused"
+        module = state["_modules"].get("aggr_module")
+        if type(module) not in REDUCE_OF:
+            return f"aggr={state['aggr']!r}: only sum, mean, max and min are fused"
+        if module._forward_hooks or module._forward_pre_hooks:
+            return "hooks are registered on its aggregation"
+        return None
+
+    @property
+    def _reduce(self) -> str:
+        return REDUCE_OF[type(self.aggr_module)]
+
+    def __prepare_scriptable__(self) -> Any:
+        """TorchScript compiles PyG's layer: the fused path is Python."""
+        stock = copy.copy(self)
+        stock.__class__ = _stock(type(self))  # type: ignore[assignment]
+        return stock
+
+
+@cache
+def _stock(cls: type) -> type:
+    """The PyG class that a fused class stands in for."""
+    bases = cls.__mro__
+    return bases[bases.index(Fused) + 1]
+
+
+@cache
+def _overridden(cls: type) -> str | None:
+    """A method the fused path would skip that a subclass of a fused layer defines."""
+    for base in cls.__mro__:
+        if Fused in base.__bases__:
+            return None
+        for name in _SKIPPED:
+            method = base.__dict__.get(name)
+            # PyG writes a compiled `propagate` into every class it instantiates.
+            if method is not None and not _written_by_pyg(method):
+                return name
+    return None
+
+
+def _written_by_pyg(method: Any) -> bool:
+    return str(getattr(method, "__module__", "")).endswith(
+        ("_propagate", "_edge_updater")
+    )
+
+
+def graph_for(
+    layer: Any,
+    x_src: Any,
+    edge_index: Any,
+    num_dst: int | None,
+    weight: Any = None,
+) -> Adj | None:
+    """The graph of a layer's input if the fused path takes it, else ``None``.
+
+    Args:
+        layer: The layer; its ``flow`` counts.
+        x_src: Features of the sources.
+        edge_index: What the user passed as ``edge_index``.
+        num_dst: Number of destinations, or ``None``: as many as sources.
+        weight: Edge weights, or ``None``.
+
+    Raises:
+        EdgeIndexError: An edge names a node that does not exist.
+    """
+    if not (
+        isinstance(x_src, Tensor)
+        and x_src.dim() == 2
+        and x_src.dtype in _DTYPES
+        and x_src.device.type == "cpu"
+    ):
+        return None
+    size = (x_src.size(0), x_src.size(0) if num_dst is None else num_dst)
+    forward = layer.flow == "source_to_target"
+    if isinstance(edge_index, SparseTensor) or is_torch_sparse_tensor(edge_index):
+        if (
+            not forward
+            or tracing(x_src)
+            or (edge_index.size(1), edge_index.size(0)) != size
+            or str(_device(edge_index)) != "cpu"
+            # The tie rules of sparse products differ from those of scatter.
+            or layer._reduce in ("max", "min")
+        ):
+            return None
+        graph = Graph.of(edge_index)
+        return Adj(graph, None, *size)
+    if isinstance(edge_index, EdgeIndex):
+        known = edge_index.sparse_size()
+        if layer._reduce in ("max", "min") or any(
+            k not in (None, s) for k, s in zip(known, size, strict=True)
+        ):
+            return None
+        edge_index = edge_index.as_tensor()
+    if not (
+        isinstance(edge_index, Tensor)
+        and edge_index.dtype in (torch.int64, torch.int32)
+        and edge_index.dim() == 2
+        and edge_index.size(0) == 2
+        and edge_index.device == x_src.device
+    ):
+        return None
+    if weight is not None and not (
+        isinstance(weight, Tensor)
+        and weight.dim() == 1
+        and weight.size(0) == edge_index.size(1)
+        and weight.dtype == x_src.dtype
+        and weight.device == x_src.device
+    ):
+        return None
+    if tracing(x_src, edge_index, weight):
+        return Adj(None, edge_index, *size) if forward else None
+    if forward:
+        return Adj(Graph.of(edge_index, size), None, *size)
+    return Adj(Graph.of(edge_index, size[::-1]).t, None, *size)
+
+
+def _device(matrix: Any) -> torch.device:
+    device = matrix.device
+    result: torch.device = device() if callable(device) else device
+    return result
+
+
+def sizes(x: Any, size: Any) -> tuple[Any, Any, int | None, bool]:
+    """Splits a layer's features and checks them against its ``size`` argument.
+
+    Returns:
+        ``(x_src, x_dst, num_dst, ok)``: ``num_dst`` is ``None`` for as many as there
+        are sources; ``ok`` tells that the shapes agree.
+    """
+    x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
+    if not isinstance(x_src, Tensor):
+        return x_src, x_dst, None, False
+    num_dst = x_dst.size(-2) if isinstance(x_dst, Tensor) and x_dst.dim() > 1 else None
+    if size is None:
+        return x_src, x_dst, num_dst, True
+    if len(size) != 2 or size[0] not in (None, x_src.size(0)):
+        return x_src, x_dst, num_dst, False
+    if num_dst is None:
+        return x_src, x_dst, size[1], True
+    return x_src, x_dst, num_dst, size[1] in (None, num_dst)
+
+
+def plain_linear(module: Any) -> bool:
+    """Whether ``module(x)`` is ``x W^T + b`` and nobody looks on."""
+    return (
+        type(module) in (torch.nn.Linear, Linear)
+        and not module._forward_hooks
+        and not module._forward_pre_hooks
+        and not module._backward_hooks
+        and not module._backward_pre_hooks
+    )
+
+
+def may_reorder(x: Tensor) -> bool:
+    """Whether a linear map may change places with a sum over neighbours.
+
+    Not under autocast or in half types, where the order decides what is rounded.
+    """
+    return x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(
+        "cpu"
+    )
+
+
+def aggregation_columns(linear: Any, x: Tensor) -> tuple[int, int]:
+    """Columns summed over a training step: (aggregating first, transforming first).
+
+    Aggregating first sums the inputs' columns, and once more backward only if the
+    input wants a gradient; transforming first sums the outputs' columns, and once more
+    backward if anything does.
+    """
+    learns = torch.is_grad_enabled() and (
+        x.requires_grad or linear.weight.requires_grad
+    )
+    backward = torch.is_grad_enabled() and x.requires_grad
+    out_features, in_features = linear.weight.shape
+    return in_features * (1 + backward), out_features * (1 + learns)

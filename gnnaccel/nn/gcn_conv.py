@@ -1,0 +1,175 @@
+"""GCNConv with its normalisation folded into the product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn
+from torch import Tensor
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from gnnaccel.cache import remember
+from gnnaccel.nn.fused import (
+    Fused,
+    aggregation_columns,
+    graph_for,
+    may_reorder,
+    plain_linear,
+)
+from gnnaccel.ops.adj import Adj, node_scale, wants_grad
+from gnnaccel.ops.gather import scatter
+from gnnaccel.ops.product import Scales, spmm_sum
+
+
+class GCNConv(Fused, torch_geometric.nn.GCNConv):  # type: ignore[misc]
+    """:class:`torch_geometric.nn.GCNConv`, fused.
+
+    ``D^-1/2 (A + I) D^-1/2 X W + b``: the two scalings and the self-loops are applied
+    inside the product, so that no normalised copy of the edges is made. The linear map
+    goes before or after the product, whichever moves fewer columns.
+    """
+
+    fused_by = "spmm(sum) with the normalisation folded in"
+
+    def why_not_fused(self) -> str | None:
+        """See :meth:`Fused.why_not_fused`."""
+        why = super().why_not_fused()
+        if why is None and self._reduce != "sum" and self.normalize:
+            return f"aggr={self.aggr!r}: only sum is fused with the normalisation"
+        return why
+
+    def forward(
+        self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        """See :class:`torch_geometric.nn.GCNConv`."""
+        if self.why_not_fused() is None and self._reduce == "sum":
+            out = self._fused(x, edge_index, edge_weight)
+            if out is not None:
+                return out
+        stock: Tensor = super().forward(x, edge_index, edge_weight)
+        return stock
+
+    def _fused(self, x: Any, edge_index: Any, edge_weight: Any) -> Tensor | None:
+        if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+            return None  # sparse matrices: other rules for loops and weights
+        normalize = self.normalize
+        if normalize and self.cached:
+            if not isinstance(x, Tensor):
+                return None
+            if self._cached_edge_index is None:
+                self._cached_edge_index = gcn_norm(
+                    edge_index,
+                    edge_weight,
+                    x.size(self.node_dim),
+                    self.improved,
+                    self.add_self_loops,
+                    self.flow,
+                    x.dtype,
+                )
+            edge_index, edge_weight = self._cached_edge_index
+            normalize = False
+        adj = graph_for(self, x, edge_index, None, edge_weight)
+        if adj is None:
+            return None
+        if self._aggregates_first(x):
+            out = self._aggregate(adj, x, edge_weight, normalize)
+            return F.linear(out, self.lin.weight, self.bias)
+        h = self.lin(x)
+        # The coefficients are of the input's dtype, whatever autocast made of h.
+        h = h.to(torch.promote_types(h.dtype, x.dtype))
+        out = self._aggregate(adj, h, edge_weight, normalize)
+        return out if self.bias is None else out + self.bias
+
+    def _aggregates_first(self, x: Tensor) -> bool:
+        if not (may_reorder(x) and plain_linear(self.lin)):
+            return False
+        first, second = aggregation_columns(self.lin, x)
+        return first < second
+
+    def _aggregate(
+        self, adj: Adj, x: Tensor, weight: Tensor | None, normalize: bool
+    ) -> Tensor:
+        if not normalize:
+            return spmm_sum(adj, x, weight)
+        loops = self.add_self_loops
+        if weight is None:
+            scale = node_scale(adj, "gcn_loops" if loops else "gcn", x.dtype)
+            own = None
+            if loops:
+                # Without weights PyG gives every loop weight 1, improved or not.
+                own = (
+                    scale * scale
+                    if adj.graph is None
+                    else adj.graph.derived(
+                        ("gcn_own", scale.dtype), lambda: scale * scale
+                    )
+                )
+            return spmm_sum(adj, x, None, Scales(scale, scale, own), skip_loops=loops)
+        fill = (2.0 if self.improved else 1.0) if loops else None
+        if adj.graph is None or wants_grad(weight):
+            w, loop, scale = _normalisation(adj, weight, fill)
+            column = scale.unsqueeze(-1)
+            h = column * x
+            out = spmm_sum(adj, h, w)
+            return column * (out if loop is None else out + loop.unsqueeze(-1) * h)
+        graph = adj.graph
+        w, own, scale = remember(
+            weight, ("gcn", graph.token, fill), lambda: _folded(adj, weight, fill)
+        )
+        return spmm_sum(adj, x, w, Scales(scale, scale, own))
+
+
+def _normalisation(
+    adj: Adj, weight: Tensor, fill: float | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """What :func:`torch_geometric.nn.conv.gcn_conv.gcn_norm` makes of weights.
+
+    Args:
+        adj: The graph.
+        weight: ``[E]``.
+        fill: Weight of a self-loop where the graph has none; ``None``: add none.
+
+    Returns:
+        ``(w, loop, scale)``: ``w`` ``[E]``, the weights with 0 at self-loops that
+        ``loop`` ``[N]`` stands for (of several at one node the last counts), and
+        ``scale`` ``[N]``, ``deg^-1/2``. Differentiable.
+    """
+    index = adj.edge_index if adj.graph is None else adj.graph.edge_index
+    assert index is not None
+    src, dst = index[0], index[1]
+    n = adj.num_dst
+    loop = None
+    if fill is not None:
+        if adj.graph is None or adj.graph.num_self_loops:
+            is_loop = src == dst
+            slot = torch.where(
+                is_loop, src, n
+            ).long()  # edges that are none share slot n
+            loop = weight.new_full((n + 1,), fill).scatter(0, slot, weight)[:n]
+            weight = weight.masked_fill(is_loop, 0)
+        else:
+            loop = weight.new_full((n,), fill)
+    degree = scatter(weight, dst, n)
+    if loop is not None:
+        degree = degree + loop
+    scale = degree.pow(-0.5)
+    return weight, loop, scale.masked_fill(scale == float("inf"), 0)
+
+
+def _folded(
+    adj: Adj, weight: Tensor, fill: float | None
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """The same as constants of the kernel: ``(w, own, scale)``."""
+    with torch.no_grad():
+        w, loop, scale = _normalisation(adj, weight, fill)
+        wide = (
+            torch.float32
+            if scale.dtype in (torch.bfloat16, torch.float16)
+            else scale.dtype
+        )
+        scale = scale.to(wide)
+        own = None if loop is None else loop.to(wide) * scale * scale
+    # A copy even where nothing was masked: the cache must not keep the weight alive.
+    return w.clone() if w is weight else w, own, scale

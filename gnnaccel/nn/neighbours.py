@@ -1,0 +1,74 @@
+"""The steps that layers over plain neighbour sums share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.typing import SparseTensor
+from torch_geometric.utils import is_torch_sparse_tensor
+
+from gnnaccel.nn.fused import aggregation_columns, may_reorder, plain_linear
+from gnnaccel.ops.adj import Adj, node_scale
+from gnnaccel.ops.product import Scales, spmm_sum
+from gnnaccel.ops.spmm import reduce_extreme
+
+
+def aggregate(
+    adj: Adj,
+    x: Tensor,
+    weight: Tensor | None,
+    reduce: str,
+    scales: Scales = Scales(),  # noqa: B008 - immutable
+) -> Tensor:
+    """Reduces neighbours.
+
+    Args:
+        adj: The graph.
+        x: ``[num_src, F]``.
+        weight: ``[E]`` of the dtype of ``x``, or ``None``.
+        reduce: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
+        scales: Folded into a sum or mean.
+
+    Returns:
+        ``[num_dst, F]``.
+    """
+    if reduce in ("max", "min"):
+        return reduce_extreme(adj, x, weight, reduce)
+    if reduce == "mean":
+        scales = scales._replace(dst=node_scale(adj, "mean", x.dtype))
+    return spmm_sum(adj, x, weight, scales)
+
+
+def linear_of_neighbours(
+    linear: Any, adj: Adj, x: Tensor, weight: Tensor | None, reduce: str
+) -> Tensor:
+    """``linear(aggregate(x))``, the linear map first where that moves fewer columns."""
+    if reduce in ("sum", "mean") and may_reorder(x) and plain_linear(linear):
+        aggregate_first, transform_first = aggregation_columns(linear, x)
+        if transform_first < aggregate_first:
+            out = aggregate(adj, F.linear(x, linear.weight), weight, reduce)
+            return out if linear.bias is None else out + linear.bias
+    result: Tensor = linear(aggregate(adj, x, weight, reduce))
+    return result
+
+
+def matrix_weight(matrix: Any, x: Tensor, of_sparse_tensor: bool) -> Tensor | None:
+    """The values of a sparse matrix in the edge order of its graph; ``None`` if none.
+
+    Args:
+        matrix: What the user passed as ``edge_index``.
+        x: Features, whose dtype the values take.
+        of_sparse_tensor: Whether the values of a ``SparseTensor`` count.
+    """
+    if isinstance(matrix, SparseTensor):
+        value = matrix.storage.value() if of_sparse_tensor else None
+    elif is_torch_sparse_tensor(matrix):
+        value = (
+            matrix._values() if matrix.layout == torch.sparse_coo else matrix.values()
+        )
+    else:
+        return None
+    return None if value is None else value.to(x.dtype)

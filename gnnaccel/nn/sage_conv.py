@@ -1,0 +1,35 @@
+"""SAGEConv on spmm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+import torch_geometric.nn
+from torch import Tensor
+
+from gnnaccel.nn.fused import Fused, graph_for, sizes
+from gnnaccel.nn.neighbours import linear_of_neighbours, matrix_weight
+
+
+class SAGEConv(Fused, torch_geometric.nn.SAGEConv):  # type: ignore[misc]
+    """:class:`torch_geometric.nn.SAGEConv`, fused for mean, sum, max and min."""
+
+    fused_by = "spmm"
+
+    def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+        """See :class:`torch_geometric.nn.SAGEConv`."""
+        if self.why_not_fused() is None:
+            x_src, x_dst, num_dst, ok = sizes(x, size)
+            adj = graph_for(self, x_src, edge_index, num_dst) if ok else None
+            if adj is not None:
+                if self.project and hasattr(self, "lin"):
+                    x_src = self.lin(x_src).relu()
+                # SparseTensor's values are dropped, torch.sparse's are not.
+                weight = matrix_weight(edge_index, x_src, of_sparse_tensor=False)
+                out = linear_of_neighbours(self.lin_l, adj, x_src, weight, self._reduce)
+                if self.root_weight and x_dst is not None:
+                    out = out + self.lin_r(x_dst)
+                return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
+        stock: Tensor = super().forward(x, edge_index, size)
+        return stock

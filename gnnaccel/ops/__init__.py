@@ -1,0 +1,24 @@
+"""Graph operations: one family per file, each differentiable to any order.
+
+They run on the fastest backend that serves the tensors at hand (see :func:`backend`)
+and are registered with torch as ``torch.ops.gnnaccel.*``, so that ``torch.compile``
+takes them whole.
+"""
+
+from gnnaccel.kernels import backend, backends
+from gnnaccel.ops.gather import gather, scatter, segment
+from gnnaccel.ops.sddmm import sddmm
+from gnnaccel.ops.softmax import edge_softmax, softmax
+from gnnaccel.ops.spmm import spmm
+
+__all__ = [
+    "backend",
+    "backends",
+    "edge_softmax",
+    "gather",
+    "scatter",
+    "sddmm",
+    "segment",
+    "softmax",
+    "spmm",
+]

@@ -1,0 +1,348 @@
+"""gather, scatter and segment: rows by index, and reductions back to it.
+
+A gather's gradient is a segment sum over the cached grouping of its index, not a serial
+``index_add``; a scatter's gradient is a gather.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch_geometric.utils
+from torch import Tensor
+
+from gnnaccel import kernels
+from gnnaccel.graph import grouping_of
+from gnnaccel.kernels.grouping import Grouping, accumulator
+from gnnaccel.ops.adj import tracing, wants_grad
+
+
+def gather(x: Tensor, index: Tensor) -> Tensor:
+    """Picks rows: ``x[index]``.
+
+    Args:
+        x: ``[N, *]``.
+        index: ``[E]``, int32 or int64.
+
+    Returns:
+        ``[E, *]``.
+
+    Raises:
+        ValueError: ``index`` is no integer vector.
+        IndexError: An index is out of range.
+    """
+    _check_index(index)
+    out: Tensor
+    if tracing(x, index):
+        out = _gather(x, index)
+    elif wants_grad(x) and x.is_floating_point():
+        out = _Gather.apply(x, index)
+    else:
+        out = x.index_select(0, index)
+    return out
+
+
+def scatter(
+    x: Tensor, index: Tensor, dim_size: int | None = None, reduce: str = "sum"
+) -> Tensor:
+    """Reduces the rows of ``x`` that share an index.
+
+    Like :func:`torch_geometric.utils.scatter` along dimension 0, which also serves
+    what no kernel does (``"mul"``, ``"any"``, integers).
+
+    Args:
+        x: ``[E, *]``.
+        index: ``[E]``, int32 or int64, in any order.
+        dim_size: Number of groups; default: the largest index plus one.
+        reduce: ``"sum"`` (or ``"add"``), ``"mean"``, ``"max"``, ``"min"``, ``"mul"`` or
+            ``"any"``.
+
+    Returns:
+        ``[dim_size, *]``; 0 for an empty group (1 under ``"mul"``).
+
+    Raises:
+        ValueError: Shapes or ``reduce`` don't fit.
+        EdgeIndexError: An index is outside ``[0, dim_size)``.
+    """
+    _check_index(index)
+    if x.dim() == 0 or index.size(0) != x.size(0):
+        raise ValueError(
+            f"Expected 'index' to have one entry per row of 'x' (got {index.size(0)} for "
+            f"shape {list(x.shape)})"
+        )
+    if dim_size is None:
+        dim_size = int(index.max()) + 1 if index.numel() else 0
+    if reduce not in ("sum", "add", "mean", "max", "min") or not x.is_floating_point():
+        out: Tensor = torch_geometric.utils.scatter(
+            x, index.long(), 0, dim_size, reduce
+        )
+        return out
+    if tracing(x, index):
+        return _scatter_traced(x, index, dim_size, reduce)
+    return _scatter(x, Groups(index, grouping_of(index, dim_size)), reduce)
+
+
+def segment(x: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
+    """Reduces runs of rows, as :func:`torch_geometric.utils.segment` does.
+
+    Args:
+        x: ``[E, *]``, floating point.
+        ptr: ``[S + 1]``, int32 or int64, rising from 0 to ``E``: where runs begin.
+        reduce: ``"sum"`` (or ``"add"``), ``"mean"``, ``"max"`` or ``"min"``.
+
+    Returns:
+        ``[S, *]``; 0 for an empty run.
+
+    Raises:
+        ValueError: ``ptr`` or ``reduce`` doesn't fit.
+    """
+    if reduce not in ("sum", "add", "mean", "max", "min"):
+        raise ValueError(f"Encountered invalid `reduce` argument '{reduce}'")
+    if ptr.dim() != 1 or ptr.numel() == 0 or ptr.dtype not in _INDEX_DTYPES:
+        raise ValueError(
+            "Expected 'ptr' to be a non-empty integer vector (got shape "
+            f"{list(ptr.shape)}, {ptr.dtype})"
+        )
+    counts = ptr[1:] - ptr[:-1]
+    if tracing(x, ptr):
+        groups = torch.arange(counts.numel(), device=x.device)
+        index = groups.repeat_interleave(counts, output_size=x.size(0))
+        return _scatter_traced(x, index, counts.numel(), reduce)
+    if int(ptr[0]) != 0 or int(ptr[-1]) != x.size(0) or bool((counts < 0).any()):
+        raise ValueError(
+            f"Expected 'ptr' to rise from 0 to {x.size(0)}, the rows of 'x' (got "
+            f"{int(ptr[0])} to {int(ptr[-1])})"
+        )
+    longest = int(counts.max()) if counts.numel() else 0
+    entries = x.size(0)
+    grouping = Grouping(ptr.contiguous(), None, None, entries, entries, longest)
+    return _scatter(x, Groups(grouping.row, grouping), reduce)
+
+
+class Groups:
+    """An index and its grouping, handed through autograd as one."""
+
+    __slots__ = ("grouping", "index")
+
+    def __init__(self, index: Tensor, grouping: Grouping) -> None:
+        self.index = index
+        self.grouping = grouping
+
+
+_INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+def _check_index(index: Tensor) -> None:
+    if index.dim() != 1 or index.dtype not in _INDEX_DTYPES:
+        raise ValueError(
+            "Expected 'index' to be a one-dimensional int32 or int64 tensor (got "
+            f"{index.dim()} dimensions, {index.dtype})"
+        )
+
+
+def _scatter(x: Tensor, groups: Groups, reduce: str) -> Tensor:
+    flat = x.reshape(x.size(0), _width(x))
+    out: Tensor
+    if reduce in ("max", "min"):
+        if wants_grad(flat):
+            out, _ = _Extreme.apply(flat, groups, reduce == "max")
+        else:
+            out, _ = _run_extreme(flat, groups, reduce == "max", False)
+    elif wants_grad(flat):
+        out = _Sum.apply(flat, groups)
+    else:
+        out = _run_sum(flat, groups)
+    out = out.reshape(out.size(0), *x.shape[1:])
+    if reduce == "mean":
+        counts = groups.grouping.counts.clamp(min=1).to(accumulator(x.dtype))
+        out = (out / counts.view(-1, *[1] * (x.dim() - 1))).to(x.dtype)
+    return out
+
+
+def _width(x: Tensor) -> int:
+    return x[0].numel() if x.size(0) else int(torch.Size(x.shape[1:]).numel())
+
+
+def _run_sum(x: Tensor, groups: Groups) -> Tensor:
+    backend = kernels.pick(x.device, x.dtype)
+    out: Tensor = backend.spmm_sum(groups.grouping.over_entries, x)
+    return out
+
+
+def _run_extreme(
+    x: Tensor, groups: Groups, is_max: bool, with_ties: bool
+) -> tuple[Tensor, Tensor | None]:
+    backend = kernels.pick(x.device, x.dtype)
+    result: tuple[Tensor, Tensor | None] = backend.spmm_extreme(
+        groups.grouping.over_entries, x, None, is_max, with_ties
+    )
+    return result
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, index: Tensor) -> Tensor:
+        return x.index_select(0, index)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, ctx.index = inputs
+        ctx.rows = x.size(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
+        return scatter(grad, ctx.index, ctx.rows), None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, groups: Groups) -> Tensor:
+        return _run_sum(x, groups)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.groups = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return gather(grad, ctx.groups.index), None
+
+
+class _Extreme(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, groups: Groups, is_max: bool) -> Any:
+        return _run_extreme(x, groups, is_max, True)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        x, ctx.groups, ctx.is_max = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, *output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return None, None, None
+        x, out, ties = ctx.saved_tensors
+        return (
+            _extreme_gradient(grad, x, out, ties, ctx.groups.index, ctx.is_max),
+            None,
+            None,
+        )
+
+
+def _extreme_gradient(
+    grad: Tensor, x: Tensor, out: Tensor, ties: Tensor, index: Tensor, is_max: bool
+) -> Tensor:
+    x, best = x.detach(), out.detach().index_select(0, index)
+    # Negated, so that a NaN extreme selects all and passes NaN on.
+    hit = ~(x < best) if is_max else ~(x > best)
+    share = gather(grad.to(ties.dtype) / ties, index)
+    return torch.where(hit, share, share.new_zeros(())).to(x.dtype)
+
+
+# While torch traces ------------------------------------------------------------------
+
+
+def _scatter_traced(x: Tensor, index: Tensor, dim_size: int, reduce: str) -> Tensor:
+    flat = x.flatten(1) if x.dim() > 1 else x.unsqueeze(-1)
+    out: Tensor
+    if reduce in ("max", "min"):
+        out, _ = _scatter_extreme(flat, index, dim_size, reduce == "max")
+    else:
+        out = _scatter_sum(flat, index, dim_size)
+    out = out.view(dim_size, *x.shape[1:])
+    if reduce == "mean":
+        wide = accumulator(x.dtype)
+        ones = torch.ones(x.size(0), dtype=wide, device=x.device)
+        counts = torch.zeros(dim_size, dtype=wide, device=x.device)
+        counts = counts.index_add(0, index, ones).clamp(min=1)
+        out = (out / counts.view(-1, *[1] * (x.dim() - 1))).to(x.dtype)
+    return out
+
+
+@torch.library.custom_op(
+    "gnnaccel::gather", mutates_args=(), schema="(Tensor x, Tensor index) -> Tensor"
+)
+def _gather(x: Tensor, index: Tensor) -> Tensor:
+    return x.index_select(0, index)
+
+
+@_gather.register_fake
+def _(x: Tensor, index: Tensor) -> Tensor:
+    return x.new_empty((index.size(0), *x.shape[1:]))
+
+
+def _setup_gather(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, index = inputs
+    ctx.rows = x.size(0)
+    ctx.save_for_backward(index)
+
+
+def _backward_gather(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    (index,) = ctx.saved_tensors
+    return _scatter_traced(grad, index, ctx.rows, "sum"), None
+
+
+_gather.register_autograd(_backward_gather, setup_context=_setup_gather)
+
+
+@torch.library.custom_op(
+    "gnnaccel::scatter_sum",
+    mutates_args=(),
+    schema="(Tensor x, Tensor index, SymInt dim_size) -> Tensor",
+)
+def _scatter_sum(x: Tensor, index: Tensor, dim_size: int) -> Tensor:
+    return _run_sum(x, Groups(index, grouping_of(index, dim_size)))
+
+
+@_scatter_sum.register_fake
+def _(x: Tensor, index: Tensor, dim_size: int) -> Tensor:
+    return x.new_empty(dim_size, x.size(1))
+
+
+def _setup_sum(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _backward_sum(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    (index,) = ctx.saved_tensors
+    return _gather(grad, index), None, None
+
+
+_scatter_sum.register_autograd(_backward_sum, setup_context=_setup_sum)
+
+
+@torch.library.custom_op(
+    "gnnaccel::scatter_extreme",
+    mutates_args=(),
+    schema="(Tensor x, Tensor index, SymInt dim_size, bool is_max) -> (Tensor, Tensor)",
+)
+def _scatter_extreme(
+    x: Tensor, index: Tensor, dim_size: int, is_max: bool
+) -> tuple[Tensor, Tensor]:
+    groups = Groups(index, grouping_of(index, dim_size))
+    out, ties = _run_extreme(x, groups, is_max, True)
+    assert ties is not None
+    return out, ties
+
+
+@_scatter_extreme.register_fake
+def _(x: Tensor, index: Tensor, dim_size: int, is_max: bool) -> tuple[Tensor, Tensor]:
+    out = x.new_empty(dim_size, x.size(1))
+    return out, torch.empty_like(out, dtype=accumulator(x.dtype))
+
+
+def _setup_extreme(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, index, _, ctx.is_max = inputs
+    ctx.save_for_backward(x, index, *output)
+
+
+def _backward_extreme(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    x, index, out, ties = ctx.saved_tensors
+    return _extreme_gradient(grad, x, out, ties, index, ctx.is_max), None, None, None
+
+
+_scatter_extreme.register_autograd(_backward_extreme, setup_context=_setup_extreme)
