@@ -29,7 +29,7 @@ LAYERS = [
     ["ops"],
     ["graph"],
     ["kernels"],
-    ["cache", "errors"],
+    ["cache", "errors", "version"],
     ["_native"],
 ]
 RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
