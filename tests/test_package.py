@@ -29,7 +29,7 @@ LAYERS = [
     ["ops"],
     ["graph"],
     ["kernels"],
-    ["cache", "errors", "version"],
+    ["cache", "errors"],
     ["_native"],
 ]
 RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
