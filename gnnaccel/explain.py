@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch_geometric.nn.conv
@@ -122,19 +123,19 @@ def explain(model: nn.Module) -> Explanation:
     )
 
 
-def _row(layer: nn.Module, name: str, also: tuple[str, ...]) -> Row:
+def _row(layer: Any, name: str, also: tuple[str, ...]) -> Row:
     if isinstance(layer, torch.jit.ScriptModule):
         reason = "compiled by torch.jit: call gnnaccel.optimize(model) before that"
         return Row(name, also, layer.original_name, False, reason)
-    cls = type(layer)
+    cls: Any = type(layer)
     left = _why_left(layer)
     why = left if left is not None else cls.fused_by
     return Row(name, also, cls.__qualname__.rpartition(".")[2], left is None, why)
 
 
-def _why_left(layer: nn.Module) -> str | None:
+def _why_left(layer: Any) -> str | None:
     """Return why a plain call of ``layer`` runs in PyG, or None if it runs fused."""
-    cls = type(layer)
+    cls: Any = type(layer)
     if "forward" in vars(layer):
         return "its forward was replaced on the instance"
     ours = next((base for base in cls.__mro__ if base in _FUSED_CLASSES), None)
@@ -144,11 +145,13 @@ def _why_left(layer: nn.Module) -> str | None:
                 f"{cls.__name__} overrides forward: fused only where it calls "
                 "super().forward()"
             )
-        return layer.why_not_fused()
+        reason: str | None = layer.why_not_fused()
+        return reason
     if vars(layer).get(MARK) == EXCLUDED:
         return "excluded by the filter given to gnnaccel.optimize"
     if cls in SWAPS:
-        would_be_left = _view(layer, SWAPS[cls]).why_not_fused()
+        view: Any = _view(layer, SWAPS[cls])
+        would_be_left = view.why_not_fused()
         if would_be_left is None:
             return "not optimised: call gnnaccel.optimize(model)"
         return f"not optimised, and would be left to PyG: {would_be_left}"

@@ -155,15 +155,16 @@ class Graph:
                 raise EdgeIndexError.out_of_range(value, num_src, "sources")
         num_dst = counts.numel()
         dtype = index_dtype(col.numel(), num_src, num_dst)
+        own_col = col.to(dtype, copy=True)
         rows = Grouping(
             rowptr.to(dtype, copy=True),
-            col.to(dtype, copy=True),
+            own_col,
             None,
             num_src,
             col.numel(),
             int(counts.max()) if num_dst else 0,
         )
-        rows.loops = int((rows.row == rows.col).sum())
+        rows.loops = int((rows.row == own_col).sum())
         return cls(rows)
 
     # Structure -----------------------------------------------------------------------
@@ -254,40 +255,23 @@ class Graph:
         if origin is not None:
             return origin
         if self._transposed is None:
-            # Stable in grouped order: within a source, edges stand by destination.
-            columns = _group(
-                self.col, self.num_src, "sources", self._row_narrow, self.num_dst, ""
-            )
-            if self.perm is not None:
-                perm = (
-                    self.perm
-                    if columns.perm is None
-                    else self.perm[columns.perm.long()]
-                )
-                columns = Grouping(
-                    columns.ptr,
-                    columns.col,
-                    perm,
-                    columns.cols,
-                    columns.entries,
-                    columns.max_degree,
-                    columns.loops,
-                )
-            self._transposed = Graph(columns)
+            # Within a source, edges stand by destination, in input order.
+            backend = kernels.pick(self.device, torch.float32)
+            self._transposed = Graph(backend.transpose(self.rows))
             self._transposed._origin = weakref.ref(self)
         return self._transposed
 
     @property
-    def _row_narrow(self) -> Tensor:
-        counts = self.rows.ptr.diff()
-        nodes = torch.arange(self.num_dst, dtype=self.index_dtype, device=self.device)
-        return nodes.repeat_interleave(counts, output_size=self.num_edges)
+    def without_self_loops(self) -> Graph:
+        """The graph less its self-loops; itself if it has none.
+
+        Its edges keep their positions in the input order of this graph.
+        """
+        # Not cached where it is the graph itself: that would be a reference cycle.
+        return self._loopless if self.num_self_loops else self
 
     @cached_property
-    def without_self_loops(self) -> Graph:
-        """The graph less its self-loops; itself if it has none. Input positions stay."""
-        if self.num_self_loops == 0:
-            return self
+    def _loopless(self) -> Graph:
         keep = self.rows.row != self.col
         counts = torch.bincount(self.rows.row[keep], minlength=self.num_dst)
         ptr = torch.zeros_like(self.rowptr)
@@ -311,7 +295,7 @@ class Graph:
         )
 
     def derived(self, key: Any, build: Callable[[], Tensor]) -> Tensor:
-        """A tensor that follows from the structure (a degree scale, say); built once."""
+        """A tensor that follows from the structure, a degree say; built once."""
         if key not in self._derived:
             self._derived[key] = build()
         return self._derived[key]
@@ -375,8 +359,9 @@ def check_edge_index(edge_index: Any) -> None:
     """Raises ``ValueError``, worded as in PyG, unless this is a ``[2, E]`` index."""
     if not isinstance(edge_index, Tensor):
         raise ValueError(
-            "Expected 'edge_index' to be an integer tensor of shape [2, num_edges], a "
-            "'torch_sparse.SparseTensor', a 'torch.sparse.Tensor' or a 'gnnaccel.Graph' "
+            "Expected 'edge_index' to be an integer tensor of shape [2, num_edges], "
+            "a 'torch_sparse.SparseTensor', a 'torch.sparse.Tensor' or a "
+            "'gnnaccel.Graph' "
             f"(got '{type(edge_index).__name__}')"
         )
     if edge_index.dtype not in _INTEGERS:

@@ -28,7 +28,9 @@ class Sorter {
         other_{static_cast<const In*>(a.other.data), a.other.stride},
         ptr_(static_cast<Out*>(a.ptr)),
         perm_(static_cast<Out*>(a.perm)),
-        col_(static_cast<Out*>(a.col)) {
+        col_(static_cast<Out*>(a.col)),
+        origin_ptr_(static_cast<const Out*>(a.origin_ptr)),
+        origin_perm_(static_cast<const Out*>(a.origin_perm)) {
     // One histogram per part: memory stays within a few times the edges.
     const int64_t by_memory = std::max<int64_t>(1, 4 * a.entries / std::max<int64_t>(1, a.rows));
     parts_ = std::clamp<int64_t>(a.entries / kPartEntries, 1, std::min(threads(), by_memory));
@@ -46,7 +48,9 @@ class Sorter {
       r.sorted = r.sorted && part.sorted && (p == 0 || key_[begin(p) - 1] <= key_[begin(p)]);
     }
     r.max_degree = offsets();
-    each(r.sorted ? &Sorter::copy : &Sorter::scatter);
+    each(origin_ptr_ != nullptr ? &Sorter::regroup
+         : r.sorted             ? &Sorter::copy
+                                : &Sorter::scatter);
     return r;
   }
 
@@ -121,6 +125,17 @@ class Sorter {
     }
   }
 
+  void regroup(int64_t p) {
+    Out* next = counts_.get() + p * a_.rows;
+    const Out* row_end = std::upper_bound(origin_ptr_, origin_ptr_ + a_.others, Out(begin(p)));
+    for (int64_t e = begin(p); e < begin(p + 1); ++e) {
+      while (e >= int64_t(*row_end)) ++row_end;
+      const int64_t position = next[key_[e]]++;
+      perm_[position] = origin_perm_ == nullptr ? Out(e) : origin_perm_[e];
+      col_[position] = Out(row_end - origin_ptr_ - 1);
+    }
+  }
+
   void copy(int64_t p) {
     if (col_ == nullptr) return;
     for (int64_t e = begin(p); e < begin(p + 1); ++e) col_[e] = Out(other_[e]);
@@ -129,6 +144,7 @@ class Sorter {
   const GroupArgs& a_;
   Column<In> key_, other_;
   Out *ptr_, *perm_, *col_;
+  const Out *origin_ptr_, *origin_perm_;
   int64_t parts_;
   std::vector<GroupResult> partial_;
   std::unique_ptr<Out[]> counts_;

@@ -70,14 +70,16 @@ double bind_read_rows(GROUPING_PARAMS, Address x, int64_t features) {
 
 // (bad_end, bad_value, sorted, loops, max_degree): see GroupResult.
 nb::tuple bind_group(Address key, int64_t key_stride, Address other, int64_t other_stride,
-                     bool wide_in, int64_t entries, int64_t rows, int64_t others, Address ptr,
-                     Address perm, Address col, bool wide_out) {
+                     bool wide_in, int64_t entries, int64_t rows, int64_t others,
+                     Address origin_ptr, Address origin_perm, Address ptr, Address perm,
+                     Address col, bool wide_out) {
   GroupResult r;
   {
     nb::gil_scoped_release release;
     r = group({{at(key), key_stride, wide_in},
                {at(other), other_stride, wide_in},
-               entries, rows, others, at(ptr), at(perm), at(col), wide_out});
+               entries, rows, others, at(origin_ptr), at(origin_perm), at(ptr), at(perm),
+               at(col), wide_out});
   }
   return nb::make_tuple(r.bad_end, r.bad_value, r.sorted, r.loops, r.max_degree);
 }

@@ -1,8 +1,8 @@
 """Kernels: dumb and fast, one backend per module.
 
 A backend is a module with the functions of :mod:`gnnaccel.kernels.reference`, which is
-the specification: they take a :class:`Grouping` and contiguous tensors, neither validate
-nor know autograd, and run on whatever device and dtype their :func:`serves` admits.
+the specification: they take a :class:`Grouping` and tensors, neither validate nor know
+autograd, and run on whatever device and dtype their :func:`serves` admits.
 """
 
 from __future__ import annotations

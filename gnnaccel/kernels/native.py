@@ -7,7 +7,9 @@ addresses to the compiled module and keep the tensors alive meanwhile.
 from __future__ import annotations
 
 import ctypes
+import importlib
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,11 +28,15 @@ _MEND = (
 )
 
 
+#: The compiled module, once it is loaded.
+_native: Any = None
+
+
 def _load() -> str | None:
     """Hands torch's thread pool to the compiled module; why not, if it can't."""
     global _native
     try:
-        from gnnaccel import _native  # type: ignore[attr-defined,no-redef]
+        _native = importlib.import_module("gnnaccel._native")
     except ImportError as error:
         return f"the compiled module does not load ({error}); {_MEND}"
     libraries = Path(torch.__file__).parent / "lib"
@@ -106,11 +112,29 @@ def group(
     key: Tensor, rows: int, other: Tensor | None = None, others: int = 0
 ) -> tuple[Grouping | None, int, int]:
     """See :func:`gnnaccel.kernels.reference.group`."""
+    if other is None:
+        return _group(key, rows, None, key.numel(), None)
+    return _group(key, rows, other, others, None)
+
+
+def transpose(g: Grouping) -> Grouping:
+    """See :func:`gnnaccel.kernels.reference.transpose`."""
+    assert g.col is not None
+    transposed, _, _ = _group(g.col, g.cols, None, g.rows, g)
+    assert transposed is not None
+    transposed.loops = g.loops
+    return transposed
+
+
+def _group(
+    key: Tensor, rows: int, other: Tensor | None, others: int, origin: Grouping | None
+) -> tuple[Grouping | None, int, int]:
     entries = key.numel()
     dtype = index_dtype(entries, rows, others)
     ptr = torch.empty(rows + 1, dtype=dtype)
     perm = torch.empty(entries, dtype=dtype)
-    col = None if other is None else torch.empty(entries, dtype=dtype)
+    with_col = other is not None or origin is not None
+    col = torch.empty(entries, dtype=dtype) if with_col else None
     bad_end, bad_value, is_sorted, loops, max_degree = _native.group(
         key.data_ptr(),
         key.stride(0),
@@ -120,6 +144,8 @@ def group(
         entries,
         rows,
         others,
+        0 if origin is None else origin.ptr.data_ptr(),
+        0 if origin is None else _address(origin.perm),
         ptr.data_ptr(),
         perm.data_ptr(),
         _address(col),
@@ -127,14 +153,11 @@ def group(
     )
     if bad_end:
         return None, bad_end, bad_value
-    cols = entries if other is None else others
-    return (
-        Grouping(
-            ptr, col, None if is_sorted else perm, cols, entries, max_degree, loops
-        ),
-        0,
-        0,
+    keep = not is_sorted or origin is not None
+    grouping = Grouping(
+        ptr, col, perm if keep else None, others, entries, max_degree, loops
     )
+    return grouping, 0, 0
 
 
 def spmm_sum(

@@ -63,6 +63,23 @@ def group(
     )
 
 
+def transpose(g: Grouping) -> Grouping:
+    """Regroups entries by column, stably; positions in the caller's order stay.
+
+    Args:
+        g: Entries with a ``col``.
+    """
+    assert g.col is not None
+    t, _, _ = group(g.col, g.cols, g.row.to(g.ptr.dtype), g.rows)
+    assert t is not None
+    order = None if t.perm is None else t.perm.long()
+    positions = g.perm
+    if positions is None:
+        positions = torch.arange(g.entries, device=g.ptr.device).to(g.ptr.dtype)
+    perm = positions if order is None else positions[order]
+    return Grouping(t.ptr, t.col, perm, t.cols, t.entries, t.max_degree, g.loops)
+
+
 def _column(scale: Tensor, like: Tensor) -> Tensor:
     """Shapes ``[R]`` or ``[R, H]`` so that it scales ``like``, ``[R, (H,) F]``."""
     return scale.reshape(scale.shape + (1,) * (like.dim() - scale.dim()))
@@ -226,7 +243,7 @@ def softmax(g: Grouping, z: Tensor, epsilon: float) -> Tensor:
 
 
 def softmax_backward(g: Grouping, s: Tensor, grad: Tensor) -> Tensor:
-    """``s (grad - sum over the row of s grad)``, all ``[E, H]`` in the caller's order."""
+    """``s (grad - sum over the row of s grad)``; all ``[E, H]``, the caller's order."""
     wide = accumulator(s.dtype)
     share, upstream = _take(s, g.perm).to(wide), _take(grad, g.perm).to(wide)
     total = share.new_zeros(g.rows, s.size(1)).index_add_(0, g.row, share * upstream)

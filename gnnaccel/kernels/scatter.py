@@ -20,6 +20,7 @@ from gnnaccel.kernels.reference import (
     softmax_backward,
     spmm_extreme,
     spmm_select,
+    transpose,
 )
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "spmm_extreme",
     "spmm_select",
     "spmm_sum",
+    "transpose",
 ]
 
 

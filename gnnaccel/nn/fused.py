@@ -1,8 +1,8 @@
 """What all fused layers share: when the fused path is taken, and on which graph.
 
-A layer's ``forward`` asks :meth:`Fused.why_not_fused` about itself and :func:`graph_for`
-about its input. Whatever the fused path can't do goes to PyG's own ``forward``, which
-also raises PyG's own errors.
+A layer's ``forward`` asks :meth:`Fused.why_not_fused` about itself and
+:func:`graph_for` about its input. Whatever the fused path can't do goes to
+PyG's own ``forward``, which also raises PyG's own errors.
 """
 
 from __future__ import annotations
@@ -51,13 +51,15 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 class Fused:
     """Mixed into a PyG layer, before it in the list of bases."""
 
+    aggr_module: torch.nn.Module
     #: What computes the layer on the fused path, for people.
     fused_by: ClassVar[str]
 
     def why_not_fused(self) -> str | None:
-        """Why ``forward`` goes to PyG's, whatever its input; ``None`` if it does not."""
+        """Why ``forward`` goes to PyG's whatever its input; ``None``: it does not."""
         state = self.__dict__
-        skipped = _overridden(type(self))
+        cls: Any = type(self)
+        skipped = _overridden(cls)
         if skipped is None:
             skipped = next((name for name in _SKIPPED if name in state), None)
             # PyG's own `decomposed_layers` swaps `propagate` on the instance.
@@ -86,19 +88,21 @@ class Fused:
     def __prepare_scriptable__(self) -> Any:
         """TorchScript compiles PyG's layer: the fused path is Python."""
         stock = copy.copy(self)
-        stock.__class__ = _stock(type(self))  # type: ignore[assignment]
+        cls: Any = type(self)
+        stock.__class__ = _stock(cls)
         return stock
 
 
 @cache
-def _stock(cls: type) -> type:
+def _stock(cls: Any) -> type:
     """The PyG class that a fused class stands in for."""
     bases = cls.__mro__
-    return bases[bases.index(Fused) + 1]
+    stock: type = bases[bases.index(Fused) + 1]
+    return stock
 
 
 @cache
-def _overridden(cls: type) -> str | None:
+def _overridden(cls: Any) -> str | None:
     """A method the fused path would skip that a subclass of a fused layer defines."""
     for base in cls.__mro__:
         if Fused in base.__bases__:

@@ -23,7 +23,7 @@ from gnnaccel.ops.gather import scatter
 from gnnaccel.ops.product import Scales, spmm_sum
 
 
-class GCNConv(Fused, torch_geometric.nn.GCNConv):  # type: ignore[misc]
+class GCNConv(Fused, torch_geometric.nn.GCNConv):
     """:class:`torch_geometric.nn.GCNConv`, fused.
 
     ``D^-1/2 (A + I) D^-1/2 X W + b``: the two scalings and the self-loops are applied
@@ -31,6 +31,7 @@ class GCNConv(Fused, torch_geometric.nn.GCNConv):  # type: ignore[misc]
     goes before or after the product, whichever moves fewer columns.
     """
 
+    _cached_edge_index: Any
     fused_by = "spmm(sum) with the normalisation folded in"
 
     def why_not_fused(self) -> str | None:
@@ -55,6 +56,7 @@ class GCNConv(Fused, torch_geometric.nn.GCNConv):  # type: ignore[misc]
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             return None  # sparse matrices: other rules for loops and weights
         normalize = self.normalize
+        weight: Tensor | None = edge_weight
         if normalize and self.cached:
             if not isinstance(x, Tensor):
                 return None
@@ -68,18 +70,18 @@ class GCNConv(Fused, torch_geometric.nn.GCNConv):  # type: ignore[misc]
                     self.flow,
                     x.dtype,
                 )
-            edge_index, edge_weight = self._cached_edge_index
+            edge_index, weight = self._cached_edge_index
             normalize = False
-        adj = graph_for(self, x, edge_index, None, edge_weight)
+        adj = graph_for(self, x, edge_index, None, weight)
         if adj is None:
             return None
         if self._aggregates_first(x):
-            out = self._aggregate(adj, x, edge_weight, normalize)
+            out = self._aggregate(adj, x, weight, normalize)
             return F.linear(out, self.lin.weight, self.bias)
         h = self.lin(x)
         # The coefficients are of the input's dtype, whatever autocast made of h.
         h = h.to(torch.promote_types(h.dtype, x.dtype))
-        out = self._aggregate(adj, h, edge_weight, normalize)
+        out = self._aggregate(adj, h, weight, normalize)
         return out if self.bias is None else out + self.bias
 
     def _aggregates_first(self, x: Tensor) -> bool:
@@ -115,10 +117,10 @@ class GCNConv(Fused, torch_geometric.nn.GCNConv):  # type: ignore[misc]
             out = spmm_sum(adj, h, w)
             return column * (out if loop is None else out + loop.unsqueeze(-1) * h)
         graph = adj.graph
-        w, own, scale = remember(
+        folded = remember(
             weight, ("gcn", graph.token, fill), lambda: _folded(adj, weight, fill)
         )
-        return spmm_sum(adj, x, w, Scales(scale, scale, own))
+        return spmm_sum(adj, x, folded[0], Scales(folded[2], folded[2], folded[1]))
 
 
 def _normalisation(
@@ -160,7 +162,7 @@ def _normalisation(
 
 def _folded(
     adj: Adj, weight: Tensor, fill: float | None
-) -> tuple[Tensor | None, Tensor | None, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """The same as constants of the kernel: ``(w, own, scale)``."""
     with torch.no_grad():
         w, loop, scale = _normalisation(adj, weight, fill)

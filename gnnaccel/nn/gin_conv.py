@@ -23,7 +23,7 @@ from gnnaccel.ops.adj import Adj, wants_grad
 from gnnaccel.ops.product import Scales
 
 
-class GINConv(Fused, torch_geometric.nn.GINConv):  # type: ignore[misc]
+class GINConv(Fused, torch_geometric.nn.GINConv):
     """:class:`torch_geometric.nn.GINConv`, fused.
 
     ``(1 + eps) x`` is added inside the kernel. Where the network begins with a linear

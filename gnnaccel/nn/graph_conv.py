@@ -11,7 +11,7 @@ from gnnaccel.nn.fused import Fused, graph_for, sizes
 from gnnaccel.nn.neighbours import linear_of_neighbours, matrix_weight
 
 
-class GraphConv(Fused, torch_geometric.nn.GraphConv):  # type: ignore[misc]
+class GraphConv(Fused, torch_geometric.nn.GraphConv):
     """:class:`torch_geometric.nn.GraphConv`, fused for sum, mean, max and min."""
 
     fused_by = "spmm, edge weights inside the kernel"

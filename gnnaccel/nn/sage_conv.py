@@ -12,7 +12,7 @@ from gnnaccel.nn.fused import Fused, graph_for, sizes
 from gnnaccel.nn.neighbours import linear_of_neighbours, matrix_weight
 
 
-class SAGEConv(Fused, torch_geometric.nn.SAGEConv):  # type: ignore[misc]
+class SAGEConv(Fused, torch_geometric.nn.SAGEConv):
     """:class:`torch_geometric.nn.SAGEConv`, fused for mean, sum, max and min."""
 
     fused_by = "spmm"

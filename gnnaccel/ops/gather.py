@@ -68,8 +68,8 @@ def scatter(
     _check_index(index)
     if x.dim() == 0 or index.size(0) != x.size(0):
         raise ValueError(
-            f"Expected 'index' to have one entry per row of 'x' (got {index.size(0)} for "
-            f"shape {list(x.shape)})"
+            f"Expected 'index' to have one entry per row of 'x' (got {index.size(0)} "
+            f"for shape {list(x.shape)})"
         )
     if dim_size is None:
         dim_size = int(index.max()) + 1 if index.numel() else 0

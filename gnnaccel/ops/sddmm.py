@@ -37,8 +37,8 @@ def sddmm(adj: Any, a: Tensor, b: Tensor, *, size: Size = None) -> Tensor:
         or not (a.is_floating_point() and b.is_floating_point())
     ):
         raise ValueError(
-            "Expected 'a' and 'b' to be floating point tensors of shapes [num_dst, (H,) "
-            f"F] and [num_src, (H,) F] (got {list(a.shape)}, {a.dtype} and "
+            "Expected 'a' and 'b' to be floating point tensors of shapes [num_dst, "
+            f"(H,) F] and [num_src, (H,) F] (got {list(a.shape)}, {a.dtype} and "
             f"{list(b.shape)}, {b.dtype})"
         )
     if size is None and isinstance(adj, Tensor) and adj.layout == torch.strided:

@@ -35,8 +35,8 @@ def softmax(x: Tensor, index: Tensor, num_nodes: int | None = None) -> Tensor:
     """
     if index.dim() != 1 or x.dim() == 0 or index.size(0) != x.size(0):
         raise ValueError(
-            f"Expected 'index' to have one entry per row of 'x' (got {list(index.shape)} "
-            f"for shape {list(x.shape)})"
+            f"Expected 'index' to have one entry per row of 'x' (got "
+            f"{list(index.shape)} for shape {list(x.shape)})"
         )
     if num_nodes is None:
         num_nodes = int(index.max()) + 1 if index.numel() else 0
@@ -69,8 +69,8 @@ def edge_softmax(adj: Any, logits: Tensor, *, size: Size = None) -> Tensor:
     graph = Graph.of(adj, size)
     if logits.dim() == 0 or logits.size(0) != graph.num_edges:
         raise ValueError(
-            f"Expected 'logits' to have one row for each of {graph.num_edges} edges (got "
-            f"shape {list(logits.shape)})"
+            f"Expected 'logits' to have one row for each of {graph.num_edges} edges "
+            f"(got shape {list(logits.shape)})"
         )
     return _grouped(logits, _LazyGroups(graph))
 
