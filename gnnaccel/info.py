@@ -50,6 +50,7 @@ OPTIONAL = {
     ),
 }
 
+CONTROL_GROUP = Path("/sys/fs/cgroup")
 _REINSTALL = (
     "with a C++ compiler (Debian, Ubuntu: apt install g++) and GNNACCEL_NATIVE unset: "
     "pip install --force-reinstall --no-deps --no-cache-dir gnnaccel "
@@ -162,7 +163,7 @@ def _memory_available() -> int | None:
 def _memory_limit() -> int | None:
     """What a container may use: control groups, version 2 or 1."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        file = Path("/sys/fs/cgroup") / name
+        file = CONTROL_GROUP / name
         text = file.read_text().strip() if file.exists() else "max"
         # Version 1 says "no limit" by a number near 2**63.
         if text != "max" and int(text) < 1 << 60:
@@ -320,8 +321,9 @@ def _version(version: Any) -> str:
         return _text(version)
     if version["mend"] is None:
         return str(version["version"])
-    broken = version["version"] is not None
-    state = f"does not load ({version['error']})" if broken else "absent"
+    state = "absent"
+    if version["version"] is not None:
+        state = f"{version['version']} does not load ({version['error']})"
     return f"{state}; optional, for {version['gives']}: {version['mend']}"
 
 
