@@ -104,7 +104,7 @@ def test_the_same_objects_in_the_same_state(capfd, caplog):
 def test_an_optimizer_made_before_goes_on_as_if_nothing_had_happened():
     def train(swap):
         model = make()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for step in range(6):
             if swap and step == 2:
                 gnnaccel.optimize(model)
