@@ -208,7 +208,6 @@ class Side:
     def __init__(self, name, problem, args):
         self.name, self.problem, self.seed = name, problem, args.seed
         self.losses, self.seconds = [], []
-        torch.manual_seed(args.seed)
         features = problem.parts["train"][0].num_features
         sizes = (features, args.hidden, problem.outputs, args.layers)
         self.model = Net(args.model, *sizes, problem.pool)

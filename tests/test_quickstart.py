@@ -322,6 +322,16 @@ def test_kinds_of_data_sets(quickstart, stored, capsys, graphs, model):
     assert "same loss curve" in capsys.readouterr().out
 
 
+def test_of_numbers_it_asks_whether_they_lie_above_the_mean(quickstart, stored):
+    numbers = torch.tensor([[[1.0, 30.0]], [[2.0, 10.0]], [[6.0, float("nan")]]])
+    stored("TUDataset", graphs_of(numbers))
+    parts = quickstart.load("MUTAG", root="", quick=True).parts
+    asked = {graph.num_nodes - 5: graph.y for graph in parts["train"] + parts["test"]}
+    y = torch.cat([asked[i] for i in range(3)])
+    expected = torch.tensor([[0.0, 1.0], [0.0, 0.0], [1.0, float("nan")]])
+    torch.testing.assert_close(y, expected, equal_nan=True)
+
+
 def test_graphs_are_shuffled_alike_on_both_sides_and_anew_each_epoch(
     quickstart, stored
 ):
