@@ -145,13 +145,11 @@ def _why_left(layer: Any) -> str | None:
                 f"{cls.__name__} overrides forward: fused only where it calls "
                 "super().forward()"
             )
-        reason: str | None = layer.why_not_fused()
-        return reason
+        return _obstacle(layer)
     if vars(layer).get(MARK) == EXCLUDED:
         return "excluded by the filter given to gnnaccel.optimize"
     if cls in SWAPS:
-        view: Any = _view(layer, SWAPS[cls])
-        would_be_left = view.why_not_fused()
+        would_be_left = _obstacle(_view(layer, SWAPS[cls]))
         if would_be_left is None:
             return "not optimised: call gnnaccel.optimize(model)"
         return f"not optimised, and would be left to PyG: {would_be_left}"
@@ -162,6 +160,16 @@ def _why_left(layer: Any) -> str | None:
             "only exact PyG types are swapped"
         )
     return f"no fused version of {cls.__name__} yet"
+
+
+def _obstacle(layer: Any) -> str | None:
+    """Return what keeps a layer of ours from its fused path, or None."""
+    for tensor in (*layer.parameters(), *layer.buffers()):
+        # Input and parameters of a layer are on one device: the kernels' or PyG's.
+        if tensor.device.type != "cpu":
+            return f"it is on {tensor.device}: the kernels are for the CPU"
+    reason: str | None = layer.why_not_fused()
+    return reason
 
 
 def _view(layer: nn.Module, cls: type[nn.Module]) -> nn.Module:

@@ -119,6 +119,14 @@ def test_what_the_layer_itself_says_is_passed_on():
     assert only(conv).fused
 
 
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_layer_off_the_cpu_is_left(swap):
+    conv = pyg.GraphConv(2, 2).to("meta")
+    row = only(gnnaccel.optimize(conv) if swap else conv)
+    assert not row.fused
+    assert row.why.endswith("it is on meta: the kernels are for the CPU")
+
+
 def test_a_forward_set_on_the_instance_is_seen():
     conv = gnnaccel.optimize(pyg.GCNConv(2, 2))
     conv.forward = lambda x, edge_index: x
