@@ -64,12 +64,13 @@ def remember(tensor: Tensor, key: Hashable, build: Callable[[], T]) -> T:
 
 
 def _new_entry(base: Tensor) -> _Entry:
-    address = id(base)
+    # Locals: while the interpreter shuts down, globals are gone before tensors are.
+    address, entries = id(base), _entries
 
     def forget(ref: weakref.ref[Tensor]) -> None:
-        entry = _entries.get(address)
+        entry = entries.get(address)
         if entry is not None and entry.ref is ref:
-            del _entries[address]
+            del entries[address]
 
     entry = _Entry(weakref.ref(base, forget), base._version)
     _entries[address] = entry

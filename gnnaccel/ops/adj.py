@@ -59,6 +59,26 @@ def hold(adj: Any, size: Size, *tensors: Tensor | None) -> Adj:
     return Adj(graph, None, graph.num_src, graph.num_dst)
 
 
+def check_tensors(**tensors: Any) -> None:
+    """Raises ``TypeError`` for an argument that is neither a tensor nor ``None``."""
+    for name, value in tensors.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(
+                f"Expected '{name}' to be a tensor (got "
+                f"{type(value).__name__}: {value!r})"
+            )
+
+
+def check_device(adj: Adj, name: str, tensor: Tensor | None) -> None:
+    """Raises ``ValueError`` unless ``tensor`` lies where the graph does."""
+    device = adj.graph.device if adj.graph is not None else adj.edge_index.device  # type: ignore[union-attr]
+    if tensor is not None and tensor.device != device:
+        raise ValueError(
+            f"Expected '{name}' on the device of the graph, {device} (got "
+            f"{tensor.device}): move one of them with .to()"
+        )
+
+
 def found(edge_index: Tensor, num_src: int, num_dst: int) -> Adj:
     """The graph of a registered op's ``edge_index``, at run time."""
     graph = Graph.of(edge_index, (num_src, num_dst))

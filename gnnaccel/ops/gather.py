@@ -15,7 +15,7 @@ from torch import Tensor
 from gnnaccel import kernels
 from gnnaccel.graph import grouping_of
 from gnnaccel.kernels.grouping import Grouping, accumulator
-from gnnaccel.ops.adj import tracing, wants_grad
+from gnnaccel.ops.adj import check_tensors, tracing, wants_grad
 
 
 def gather(x: Tensor, index: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def gather(x: Tensor, index: Tensor) -> Tensor:
         ValueError: ``index`` is no integer vector.
         IndexError: An index is out of range.
     """
-    _check_index(index)
+    _check_index(index, x)
     out: Tensor
     if tracing(x, index):
         out = _gather(x, index)
@@ -65,7 +65,7 @@ def scatter(
         ValueError: Shapes or ``reduce`` don't fit.
         EdgeIndexError: An index is outside ``[0, dim_size)``.
     """
-    _check_index(index)
+    _check_index(index, x)
     if x.dim() == 0 or index.size(0) != x.size(0):
         raise ValueError(
             f"Expected 'index' to have one entry per row of 'x' (got {index.size(0)} "
@@ -97,6 +97,7 @@ def segment(x: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
     Raises:
         ValueError: ``ptr`` or ``reduce`` doesn't fit.
     """
+    check_tensors(x=x, ptr=ptr)
     if reduce not in ("sum", "add", "mean", "max", "min"):
         raise ValueError(f"Encountered invalid `reduce` argument '{reduce}'")
     if ptr.dim() != 1 or ptr.numel() == 0 or ptr.dtype not in _INDEX_DTYPES:
@@ -133,7 +134,8 @@ class Groups:
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
 
-def _check_index(index: Tensor) -> None:
+def _check_index(index: Tensor, x: Tensor) -> None:
+    check_tensors(index=index, x=x)
     if index.dim() != 1 or index.dtype not in _INDEX_DTYPES:
         raise ValueError(
             "Expected 'index' to be a one-dimensional int32 or int64 tensor (got "

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.graph import Size
-from gnnaccel.ops.adj import hold
+from gnnaccel.ops.adj import check_device, check_tensors, hold
 from gnnaccel.ops.product import sddmm_held
 
 
@@ -28,9 +28,11 @@ def sddmm(adj: Any, a: Tensor, b: Tensor, *, size: Size = None) -> Tensor:
         ``[E]`` or ``[E, H]`` in input edge order, of the promoted dtype.
 
     Raises:
-        ValueError: Shapes or dtypes don't fit.
+        TypeError: ``a`` or ``b`` is no tensor.
+        ValueError: Shapes, dtypes or devices don't fit.
         EdgeIndexError: An edge names a node that does not exist.
     """
+    check_tensors(a=a, b=b)
     if (
         a.dim() not in (2, 3)
         or a.shape[1:] != b.shape[1:]
@@ -49,5 +51,7 @@ def sddmm(adj: Any, a: Tensor, b: Tensor, *, size: Size = None) -> Tensor:
             f"Expected 'a' and 'b' to have {held.num_dst} and {held.num_src} rows (got "
             f"{a.size(0)} and {b.size(0)})"
         )
+    check_device(held, "a", a)
+    check_device(held, "b", b)
     dtype = torch.promote_types(a.dtype, b.dtype)
     return sddmm_held(held, a.to(dtype), b.to(dtype))

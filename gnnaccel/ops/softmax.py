@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gnnaccel import kernels
 from gnnaccel.graph import Graph, Size, grouping_of
-from gnnaccel.ops.adj import hold, tracing, wants_grad
+from gnnaccel.ops.adj import check_tensors, hold, tracing, wants_grad
 from gnnaccel.ops.gather import Groups, gather, scatter
 
 #: Added to the denominator, as in :func:`torch_geometric.utils.softmax`.
@@ -33,6 +33,7 @@ def softmax(x: Tensor, index: Tensor, num_nodes: int | None = None) -> Tensor:
         ValueError: Shapes don't fit.
         EdgeIndexError: An index is outside ``[0, num_nodes)``.
     """
+    check_tensors(x=x, index=index)
     if index.dim() != 1 or x.dim() == 0 or index.size(0) != x.size(0):
         raise ValueError(
             f"Expected 'index' to have one entry per row of 'x' (got "
@@ -62,6 +63,7 @@ def edge_softmax(adj: Any, logits: Tensor, *, size: Size = None) -> Tensor:
         ValueError: ``logits`` does not have one row per edge.
         EdgeIndexError: An edge names a node that does not exist.
     """
+    check_tensors(logits=logits)
     if tracing(logits):
         held = hold(adj, size, logits)
         assert held.edge_index is not None

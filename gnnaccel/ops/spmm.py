@@ -9,7 +9,14 @@ from torch import Tensor
 
 from gnnaccel.graph import Size
 from gnnaccel.ops import extreme
-from gnnaccel.ops.adj import Adj, hold, node_scale, wants_grad
+from gnnaccel.ops.adj import (
+    Adj,
+    check_device,
+    check_tensors,
+    hold,
+    node_scale,
+    wants_grad,
+)
 from gnnaccel.ops.gather import gather, scatter
 from gnnaccel.ops.product import Scales, spmm_sum
 
@@ -45,11 +52,13 @@ def spmm(
         ``scatter_reduce`` does.
 
     Raises:
-        ValueError: A shape, dtype or ``reduce`` is wrong.
+        TypeError: ``x`` or ``weight`` is no tensor.
+        ValueError: A shape, dtype, device or ``reduce`` is wrong.
         EdgeIndexError: An edge names a node that does not exist.
     """
     if reduce not in REDUCTIONS:
         raise ValueError(f"Expected 'reduce' out of {REDUCTIONS} (got {reduce!r})")
+    check_tensors(x=x, weight=weight)
     if x.dim() not in (2, 3) or not x.is_floating_point():
         raise ValueError(
             "Expected 'x' to be a floating point tensor of shape [num_src, F] or "
@@ -63,6 +72,8 @@ def spmm(
             f"Expected 'x' to have a row for each of {held.num_src} source nodes (got "
             f"{list(x.shape)})"
         )
+    check_device(held, "x", x)
+    check_device(held, "weight", weight)
     check_weight(held, x, weight)
     if weight is not None and weight.dtype != x.dtype:
         dtype = torch.promote_types(x.dtype, weight.dtype)
@@ -95,10 +106,6 @@ def check_weight(held: Adj, x: Tensor, weight: Tensor | None) -> None:
         raise ValueError(
             "Expected 'weight' to have shape "
             f"{' or '.join(str(a) for a in allowed)} (got {list(weight.shape)})"
-        )
-    if weight.device != x.device:
-        raise ValueError(
-            f"Expected 'weight' on the device of 'x', {x.device} (got {weight.device})"
         )
 
 
