@@ -2,10 +2,12 @@
 // keep the tensors alive, have checked shapes and dtypes, and never pass untrusted
 // values from here on.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 #include "dispatch.h"
 #include "group.h"
 #include "parallel.h"
+#include "pool.h"
 
 namespace nb = nanobind;
 using namespace gnnaccel;
@@ -84,6 +86,21 @@ nb::tuple bind_group(Address key, int64_t key_stride, Address other, int64_t oth
   return nb::make_tuple(r.bad_end, r.bad_value, r.sorted, r.loops, r.max_degree);
 }
 
+// A tensor of bytes over a block of the pool, which gets it back when the tensor's
+// storage dies; None if there is no memory.
+nb::object bind_block(int64_t bytes) {
+  void* block = pool_take(bytes);
+  if (block == nullptr) return nb::none();
+  nb::capsule owner(block, [](void* p) noexcept { pool_give(p); });
+  return nb::cast(
+      nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>>(block, {size_t(bytes)}, owner));
+}
+
+nb::tuple bind_pool_stats() {
+  const PoolStats s = pool_stats();
+  return nb::make_tuple(s.in_use, s.cached, s.peak, s.fresh, s.reused);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -100,4 +117,8 @@ NB_MODULE(_native, m) {
   m.def("sddmm", &bind_sddmm);
   m.def("softmax", &bind_softmax);
   m.def("read_rows", &bind_read_rows);
+  m.def("block", &bind_block);
+  m.def("pool_stats", &bind_pool_stats);
+  m.def("pool_limit", &pool_limit);
+  m.def("pool_trim", &pool_trim);
 }

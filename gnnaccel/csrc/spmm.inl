@@ -11,8 +11,11 @@ struct SumView {
   const acc_t<T>* src_scale;
 };
 
+// What scales an entry's row, known to the compiler where it is common.
+enum class Factor { none, weight_in_order, source, any };
+
 // Adds entries [e0, e1) to the register tile acc.
-template <bool SCALED, int K, int N, class T, class I>
+template <Factor FACTOR, int K, int N, class T, class I>
 static inline void sum_entries(const SumView<T, I>& v, int64_t e0, int64_t e1, Block b,
                                Vec<acc_t<T>, N> (&acc)[K]) {
   using A = acc_t<T>;
@@ -21,21 +24,27 @@ static inline void sum_entries(const SumView<T, I>& v, int64_t e0, int64_t e1, B
     prefetch(v.x + at(v.col, ahead) * v.x_stride + b.first, b.count * int64_t(sizeof(T)));
     const int64_t j = at(v.col, e);
     const T* row = v.x + j * v.x_stride + b.first;
-    if constexpr (SCALED) {
-      A c = 1;
+    if constexpr (FACTOR == Factor::none) {
+      for (int k = 0; k < K; ++k) acc[k] += load<N>(row + lane_offset<K, N>(k, b.count));
+      continue;
+    }
+    A c = 1;
+    if constexpr (FACTOR == Factor::weight_in_order) {
+      c = widen(v.w[e]);
+    } else if constexpr (FACTOR == Factor::source) {
+      c = v.src_scale[j];
+    } else {
       if (v.w != nullptr) {
         if (v.perm != nullptr) __builtin_prefetch(v.w + v.perm[ahead] * v.w_stride, 0, 3);
         c = widen(v.w[at(v.perm, e) * v.w_stride]);
       }
       if (v.src_scale != nullptr) c *= v.src_scale[j];
-      for (int k = 0; k < K; ++k) acc[k] += c * load<N>(row + lane_offset<K, N>(k, b.count));
-    } else {
-      for (int k = 0; k < K; ++k) acc[k] += load<N>(row + lane_offset<K, N>(k, b.count));
     }
+    for (int k = 0; k < K; ++k) acc[k] += c * load<N>(row + lane_offset<K, N>(k, b.count));
   }
 }
 
-template <class T, class I, bool SCALED>
+template <class T, class I, Factor FACTOR>
 struct Sum {
   using A = acc_t<T>;
   const SumArgs& a;
@@ -82,7 +91,7 @@ struct Sum {
         for (int64_t r = r0; r < r1; ++r) {
           if (ranges.skip(r)) continue;
           Vec<A, N> acc[K] = {};
-          sum_entries<SCALED, K, N>(v, ranges.begin[r], ranges.end[r], b, acc);
+          sum_entries<FACTOR, K, N>(v, ranges.begin[r], ranges.end[r], b, acc);
           if (partial == nullptr) {
             finish<K, N>(r, b, acc);
           } else {
@@ -108,16 +117,23 @@ struct Sum {
   }
 };
 
+template <class T, class I>
+static void sum_indexed(const SumArgs& a) {
+  if (a.w == nullptr && a.src_scale == nullptr) return Sum<T, I, Factor::none>{a}.run();
+  // Only the common case is worth a copy of the code: see for_blocks.
+  if constexpr (std::is_same_v<T, float> && sizeof(I) == 4) {
+    if (a.w == nullptr) return Sum<T, I, Factor::source>{a}.run();
+    if (a.src_scale == nullptr && a.g.perm == nullptr && a.w_stride == 1) {
+      return Sum<T, I, Factor::weight_in_order>{a}.run();
+    }
+  }
+  Sum<T, I, Factor::any>{a}.run();
+}
+
 template <class T>
 static void sum_typed(const SumArgs& a) {
-  const bool scaled = a.w != nullptr || a.src_scale != nullptr;
-  if (a.g.wide) {
-    if (scaled) Sum<T, int64_t, true>{a}.run();
-    else Sum<T, int64_t, false>{a}.run();
-  } else {
-    if (scaled) Sum<T, int32_t, true>{a}.run();
-    else Sum<T, int32_t, false>{a}.run();
-  }
+  if (a.g.wide) sum_indexed<T, int64_t>(a);
+  else sum_indexed<T, int32_t>(a);
 }
 
 static void spmm_sum(const SumArgs& a, Dtype t) {

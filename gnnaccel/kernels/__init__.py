@@ -13,10 +13,19 @@ from types import ModuleType
 
 import torch
 
-from gnnaccel.kernels import native, reference, scatter
+from gnnaccel.kernels import memory, native, reference, scatter
 from gnnaccel.kernels.grouping import Grouping
 
-__all__ = ["Grouping", "backend", "backends", "native", "pick", "reference", "scatter"]
+__all__ = [
+    "Grouping",
+    "backend",
+    "backends",
+    "memory",
+    "native",
+    "pick",
+    "reference",
+    "scatter",
+]
 
 #: In the order of preference. The reference serves everything.
 _MODULES: dict[str, ModuleType] = {

@@ -67,6 +67,19 @@ class Grouping:
         )
 
     @cached_property
+    def in_order(self) -> Grouping:
+        """The same, for weights that stand in grouped order."""
+        return Grouping(
+            self.ptr,
+            self.col,
+            None,
+            self.cols,
+            self.entries,
+            self.max_degree,
+            self.loops,
+        )
+
+    @cached_property
     def over_entries(self) -> Grouping:
         """The same rows over inputs that stand in the caller's order of entries."""
         return Grouping(

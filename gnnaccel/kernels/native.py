@@ -6,14 +6,10 @@ addresses to the compiled module and keep the tensors alive meanwhile.
 
 from __future__ import annotations
 
-import ctypes
-import importlib
-from pathlib import Path
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from gnnaccel.kernels import library, memory
 from gnnaccel.kernels.grouping import Grouping, accumulator, index_dtype
 
 _DTYPES = {
@@ -22,49 +18,17 @@ _DTYPES = {
     torch.bfloat16: 2,
     torch.float16: 3,
 }
-_MEND = (
-    "reinstall gnnaccel on a machine with a C++ compiler (Debian, Ubuntu: "
-    "apt install g++), without GNNACCEL_NATIVE=OFF"
-)
-
-
-#: The compiled module, once it is loaded.
-_native: Any = None
-
-
-def _load() -> str | None:
-    """Hands torch's thread pool to the compiled module; why not, if it can't."""
-    global _native
-    try:
-        _native = importlib.import_module("gnnaccel._native")
-    except ImportError as error:
-        return f"the compiled module does not load ({error}); {_MEND}"
-    libraries = Path(torch.__file__).parent / "lib"
-    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll"):
-        if (libraries / name).exists():
-            pool = ctypes.CDLL(str(libraries / name))
-            try:
-                loop, threads = pool.torch_parallel_for, pool.torch_get_num_threads
-            except AttributeError:
-                return f"torch {torch.__version__} lacks torch_parallel_for (>= 2.10)"
-            _native.set_pool(
-                *(ctypes.cast(f, ctypes.c_void_p).value for f in (loop, threads))
-            )
-            return None
-    return f"torch's CPU library was not found in {libraries}"
-
-
-_reason = _load()
+_native = library.module
 
 
 def reason() -> str | None:
     """Why the native kernels can't be used, or ``None``."""
-    return _reason
+    return library.reason
 
 
 def available() -> bool:
     """Whether the native kernels can be used."""
-    return _reason is None
+    return library.reason is None
 
 
 def isa() -> str:
@@ -91,7 +55,7 @@ def threads() -> int:
 
 def serves(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this backend takes tensors of ``dtype`` on ``device``."""
-    return _reason is None and device.type == "cpu" and dtype in _DTYPES
+    return library.reason is None and device.type == "cpu" and dtype in _DTYPES
 
 
 def _address(tensor: Tensor | None) -> int:
@@ -173,7 +137,7 @@ def spmm_sum(
     if w is not None:
         w = w.contiguous()
     heads = x.size(1) if x.dim() == 3 else 1
-    out = torch.empty((g.rows, *x.shape[1:]), dtype=x.dtype)
+    out = memory.empty((g.rows, *x.shape[1:]), x.dtype)
     _native.spmm_sum(
         *g.addresses,
         _DTYPES[x.dtype],
@@ -199,8 +163,8 @@ def spmm_extreme(
     x, stride = _rows(x)
     if w is not None:
         w = w.contiguous()
-    out = torch.empty((g.rows, x.size(1)), dtype=x.dtype)
-    ties = torch.empty(out.shape, dtype=accumulator(x.dtype)) if with_ties else None
+    out = memory.empty((g.rows, x.size(1)), x.dtype)
+    ties = memory.empty(out.shape, accumulator(x.dtype)) if with_ties else None
     _native.spmm_extreme(
         *g.addresses,
         _DTYPES[x.dtype],
@@ -229,7 +193,7 @@ def spmm_select(
     best, v = best.contiguous(), v.contiguous()
     if w is not None:
         w = w.contiguous()
-    out = torch.empty((g.rows, x.size(1)), dtype=x.dtype)
+    out = memory.empty((g.rows, x.size(1)), x.dtype)
     _native.spmm_select(
         *g.addresses,
         _DTYPES[x.dtype],

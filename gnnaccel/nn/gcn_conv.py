@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from gnnaccel.cache import remember
+from gnnaccel.nn import dense
 from gnnaccel.nn.fused import (
     Fused,
     aggregation_columns,
@@ -77,12 +77,13 @@ class GCNConv(Fused, torch_geometric.nn.GCNConv):
             return None
         if self._aggregates_first(x):
             out = self._aggregate(adj, x, weight, normalize)
-            return F.linear(out, self.lin.weight, self.bias)
-        h = self.lin(x)
+            return dense.linear(out, self.lin.weight, self.bias)
+        h = dense.apply(self.lin, x)
         # The coefficients are of the input's dtype, whatever autocast made of h.
         h = h.to(torch.promote_types(h.dtype, x.dtype))
         out = self._aggregate(adj, h, weight, normalize)
-        return out if self.bias is None else out + self.bias
+        # In place: the product made `out` for us, and nobody else holds it.
+        return out if self.bias is None else out.add_(self.bias)
 
     def _aggregates_first(self, x: Tensor) -> bool:
         if not (may_reorder(x) and plain_linear(self.lin)):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import torch_geometric.nn
 from torch import Tensor
 
 from gnnaccel.kernels.grouping import accumulator
+from gnnaccel.nn import dense
 from gnnaccel.nn.fused import (
     Fused,
     aggregation_columns,
@@ -45,15 +45,14 @@ class GINConv(Fused, torch_geometric.nn.GINConv):
                     and x_dst is x_src
                     and self._transforms_first(first, x_src)
                 ):
-                    h = F.linear(x_src, first.weight)
+                    h = dense.linear(x_src, first.weight)
                     out = self._combine(adj, h, h, weight)
                     if first.bias is not None:
-                        out = out + first.bias
+                        out = out.add_(first.bias)
                     for module in rest:
                         out = module(out)
                     return out
-                combined: Tensor = self.nn(self._combine(adj, x_src, x_dst, weight))
-                return combined
+                return dense.apply(self.nn, self._combine(adj, x_src, x_dst, weight))
         stock: Tensor = super().forward(x, edge_index, size)
         return stock
 

@@ -7,8 +7,9 @@ from typing import Any
 import torch_geometric.nn
 from torch import Tensor
 
+from gnnaccel.nn import dense
 from gnnaccel.nn.fused import Fused, graph_for, sizes
-from gnnaccel.nn.neighbours import linear_of_neighbours, matrix_weight
+from gnnaccel.nn.neighbours import add_to, linear_of_neighbours, matrix_weight
 
 
 class GraphConv(Fused, torch_geometric.nn.GraphConv):
@@ -36,6 +37,8 @@ class GraphConv(Fused, torch_geometric.nn.GraphConv):
                 out = linear_of_neighbours(
                     self.lin_rel, adj, x_src, weight, self._reduce
                 )
-                return out if x_dst is None else out + self.lin_root(x_dst)
+                if x_dst is None:
+                    return out
+                return add_to(out, dense.apply(self.lin_root, x_dst), self.lin_rel)
         stock: Tensor = super().forward(x, edge_index, edge_weight, size)
         return stock

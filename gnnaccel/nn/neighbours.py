@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
+from gnnaccel.nn import dense
 from gnnaccel.nn.fused import aggregation_columns, may_reorder, plain_linear
 from gnnaccel.ops.adj import Adj, node_scale
 from gnnaccel.ops.product import Scales, spmm_sum
@@ -49,10 +49,25 @@ def linear_of_neighbours(
     if reduce in ("sum", "mean") and may_reorder(x) and plain_linear(linear):
         aggregate_first, transform_first = aggregation_columns(linear, x)
         if transform_first < aggregate_first:
-            out = aggregate(adj, F.linear(x, linear.weight), weight, reduce)
-            return out if linear.bias is None else out + linear.bias
-    result: Tensor = linear(aggregate(adj, x, weight, reduce))
-    return result
+            out = aggregate(adj, dense.linear(x, linear.weight), weight, reduce)
+            return out if linear.bias is None else out.add_(linear.bias)
+    return dense.apply(linear, aggregate(adj, x, weight, reduce))
+
+
+def add_to(out: Tensor, more: Tensor, made_by: Any) -> Tensor:
+    """``out + more``, in place where ``out`` is ours alone.
+
+    A fresh tensor of this size costs more (page faults) than the addition.
+
+    Args:
+        out: What :func:`linear_of_neighbours` returned.
+        more: Of the same shape.
+        made_by: The linear layer that made ``out``: where a hook saw its output, the
+            output must stay what it was.
+    """
+    if plain_linear(made_by) and out.dtype == more.dtype:
+        return out.add_(more)
+    return out + more
 
 
 def matrix_weight(matrix: Any, x: Tensor, of_sparse_tensor: bool) -> Tensor | None:

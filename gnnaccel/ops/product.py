@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel import kernels
+from gnnaccel.cache import remember
+from gnnaccel.kernels.grouping import Grouping
 from gnnaccel.ops.adj import Adj, found, wants_grad
 
 
@@ -74,10 +76,35 @@ def _run_sum(
     skip_loops: bool,
 ) -> Tensor:
     backend = kernels.pick(x.device, x.dtype)
-    out: Tensor = backend.spmm_sum(
-        adj.grouping(transposed, skip_loops), x, weight, *scales
-    )
+    grouping = adj.grouping(transposed, skip_loops)
+    if weight is not None and weight.dim() == 1 and grouping.perm is not None:
+        in_order = _in_order(adj, weight, grouping, transposed)
+        if in_order is not None:
+            grouping, weight = grouping.in_order, in_order
+    out: Tensor = backend.spmm_sum(grouping, x, weight, *scales)
     return out
+
+
+def _in_order(
+    adj: Adj, weight: Tensor, grouping: Grouping, transposed: bool
+) -> Tensor | None:
+    """Constant weights in grouped order, from the second time they are met.
+
+    Reading them through the permutation costs a cache miss per edge. Weights that are
+    learnt, or new at every step, are not worth the copy.
+    """
+    if weight.requires_grad or adj.graph is None:
+        return None
+    perm = grouping.perm
+    assert perm is not None
+    met: list[Tensor | None] = remember(
+        weight, ("in order", adj.graph.token, transposed), list
+    )
+    if not met:
+        met.append(None)
+    elif met[0] is None:
+        met[0] = weight.index_select(0, perm)
+    return met[0]
 
 
 def _sum_gradients(

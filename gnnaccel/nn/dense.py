@@ -1,0 +1,91 @@
+"""Linear maps whose results come from the memory pool.
+
+They compute what ``torch.nn.functional.linear`` does, with the same products, but do
+not take fresh memory for every result and every gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gnnaccel.kernels import memory
+from gnnaccel.nn.fused import plain_linear
+from gnnaccel.ops.adj import tracing, wants_grad
+
+
+def apply(module: Any, x: Tensor) -> Tensor:
+    """``module(x)``."""
+    if plain_linear(module):
+        return linear(x, module.weight, module.bias)
+    result: Tensor = module(x)
+    return result
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x W^T + b``.
+
+    Args:
+        x: ``[N, F_in]``.
+        weight: ``[F_out, F_in]``.
+        bias: ``[F_out]`` or ``None``.
+
+    Returns:
+        ``[N, F_out]``.
+    """
+    if not _pays(x, weight, bias):
+        return F.linear(x, weight, bias)
+    if wants_grad(x, weight, bias):
+        out: Tensor = _Linear.apply(x, weight, bias)
+        return out
+    return _product(x, weight.t(), bias)
+
+
+def _pays(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    return (
+        x.dim() == 2
+        and x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.float64)
+        and weight.dtype == x.dtype
+        and (bias is None or bias.dtype == x.dtype)
+        and x.size(1) == weight.size(1)
+        and x.size(0) * max(weight.shape) * x.element_size() >= memory.THRESHOLD
+        and not torch.is_autocast_enabled("cpu")
+        and not tracing(x, weight, bias)
+    )
+
+
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    out = memory.empty((a.size(0), b.size(1)), a.dtype)
+    if bias is None:
+        return torch.mm(a, b, out=out)
+    return torch.addmm(bias, a, b, out=out)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return _product(x, weight.t(), bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, _ = inputs
+        need_x, need_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if need_weight else None, weight if need_x else None)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        need_x, need_weight, need_bias = ctx.needs_input_grad
+        grad_x = None
+        if need_x:
+            second = torch.is_grad_enabled()  # derivatives of derivatives are asked for
+            grad_x = grad @ weight if second else _product(grad, weight)
+        return (
+            grad_x,
+            grad.t() @ x if need_weight else None,
+            grad.sum(0) if need_bias else None,
+        )
