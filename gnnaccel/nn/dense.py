@@ -36,15 +36,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         ``[N, F_out]``.
     """
-    if not _pays(x, weight, bias):
+    if not pays(x, weight, bias):
         return F.linear(x, weight, bias)
     if wants_grad(x, weight, bias):
         out: Tensor = _Linear.apply(x, weight, bias)
         return out
-    return _product(x, weight.t(), bias)
+    return product(x, weight.t(), bias)
 
 
-def _pays(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+def pays(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether the arguments of :func:`linear` are served, and large enough to pay."""
     return (
         x.dim() == 2
         and x.device.type == "cpu"
@@ -58,7 +59,8 @@ def _pays(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     )
 
 
-def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``a b + bias`` for matrices, without autograd."""
     out = memory.empty((a.size(0), b.size(1)), a.dtype)
     if bias is None:
         return torch.mm(a, b, out=out)
@@ -68,7 +70,7 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return _product(x, weight.t(), bias)
+        return product(x, weight.t(), bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -83,7 +85,7 @@ class _Linear(torch.autograd.Function):
         grad_x = None
         if need_x:
             second = torch.is_grad_enabled()  # derivatives of derivatives are asked for
-            grad_x = grad @ weight if second else _product(grad, weight)
+            grad_x = grad @ weight if second else product(grad, weight)
         return (
             grad_x,
             grad.t() @ x if need_weight else None,

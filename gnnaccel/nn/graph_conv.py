@@ -7,9 +7,9 @@ from typing import Any
 import torch_geometric.nn
 from torch import Tensor
 
-from gnnaccel.nn import dense
+from gnnaccel.nn.branches import neighbours_and_root
 from gnnaccel.nn.fused import Fused, graph_for, sizes
-from gnnaccel.nn.neighbours import add_to, linear_of_neighbours, matrix_weight
+from gnnaccel.nn.neighbours import matrix_weight
 
 
 class GraphConv(Fused, torch_geometric.nn.GraphConv):
@@ -34,11 +34,14 @@ class GraphConv(Fused, torch_geometric.nn.GraphConv):
                 weight = edge_weight
                 if weight is None:
                     weight = matrix_weight(edge_index, x_src, of_sparse_tensor=True)
-                out = linear_of_neighbours(
-                    self.lin_rel, adj, x_src, weight, self._reduce
+                return neighbours_and_root(
+                    self.lin_rel,
+                    self.lin_root,
+                    adj,
+                    x_src,
+                    x_dst,
+                    weight,
+                    self._reduce,
                 )
-                if x_dst is None:
-                    return out
-                return add_to(out, dense.apply(self.lin_root, x_dst), self.lin_rel)
         stock: Tensor = super().forward(x, edge_index, edge_weight, size)
         return stock

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 import torch_geometric.nn
 from torch import Tensor
 
-from gnnaccel.nn import dense
+from gnnaccel.nn.branches import neighbours_and_root
 from gnnaccel.nn.fused import Fused, graph_for, sizes
-from gnnaccel.nn.neighbours import add_to, linear_of_neighbours, matrix_weight
+from gnnaccel.nn.neighbours import matrix_weight
 
 
 class SAGEConv(Fused, torch_geometric.nn.SAGEConv):
@@ -28,9 +28,10 @@ class SAGEConv(Fused, torch_geometric.nn.SAGEConv):
                     x_src = self.lin(x_src).relu()
                 # SparseTensor's values are dropped, torch.sparse's are not.
                 weight = matrix_weight(edge_index, x_src, of_sparse_tensor=False)
-                out = linear_of_neighbours(self.lin_l, adj, x_src, weight, self._reduce)
-                if self.root_weight and x_dst is not None:
-                    out = add_to(out, dense.apply(self.lin_r, x_dst), self.lin_l)
+                root = self.lin_r if self.root_weight else None
+                out = neighbours_and_root(
+                    self.lin_l, root, adj, x_src, x_dst, weight, self._reduce
+                )
                 return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
         stock: Tensor = super().forward(x, edge_index, size)
         return stock

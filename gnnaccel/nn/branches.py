@@ -1,0 +1,117 @@
+"""Neighbours and the node itself, each through a linear map, in one step.
+
+``out = agg(x) W_rel^T + x W_root^T + b``, as SAGEConv and GraphConv compute it. One
+autograd function for the whole lets both products and both gradients of ``x`` add up in
+place, where separate ones would write and add whole tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.nn import dense
+from gnnaccel.nn.fused import aggregation_columns, may_reorder, plain_linear
+from gnnaccel.nn.neighbours import add_to, linear_of_neighbours
+from gnnaccel.ops.adj import Adj, node_scale, wants_grad
+from gnnaccel.ops.product import Scales, spmm_sum
+
+
+def neighbours_and_root(
+    rel: Any,
+    root: Any,
+    adj: Adj,
+    x_src: Tensor,
+    x_dst: Tensor | None,
+    weight: Tensor | None,
+    reduce: str,
+) -> Tensor:
+    """``rel(aggregate(x_src)) + root(x_dst)``.
+
+    Args:
+        rel: The linear layer of the neighbours.
+        root: That of the node itself, or ``None``.
+        adj: The graph.
+        x_src: ``[num_src, F]``.
+        x_dst: ``[num_dst, F']``, or ``None``: no term of its own.
+        weight: ``[E]`` or ``None``.
+        reduce: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
+
+    Returns:
+        ``[num_dst, F_out]``.
+    """
+    if root is None or x_dst is None:
+        return linear_of_neighbours(rel, adj, x_src, weight, reduce)
+    if (
+        x_dst is x_src
+        and reduce in ("sum", "mean")
+        and adj.graph is not None
+        and adj.num_src == adj.num_dst
+        and plain_linear(rel)
+        and plain_linear(root)
+        and root.bias is None
+        and may_reorder(x_src)
+        and not wants_grad(weight)
+        and wants_grad(x_src, rel.weight, root.weight)
+        and dense.pays(x_src, rel.weight, rel.bias)
+        and root.weight.dtype == x_src.dtype
+    ):
+        first, second = aggregation_columns(rel, x_src)
+        if first <= second:
+            scale = node_scale(adj, "mean", x_src.dtype) if reduce == "mean" else None
+            out: Tensor = _Branches.apply(
+                x_src, rel.weight, root.weight, rel.bias, adj, weight, scale
+            )[0]
+            return out
+    out = linear_of_neighbours(rel, adj, x_src, weight, reduce)
+    return add_to(out, dense.apply(root, x_dst), rel)
+
+
+class _Branches(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        x: Tensor,
+        rel: Tensor,
+        root: Tensor,
+        bias: Tensor | None,
+        adj: Adj,
+        weight: Tensor | None,
+        scale: Tensor | None,
+    ) -> Any:
+        neighbours = spmm_sum(adj, x, weight, Scales(dst=scale))
+        out = dense.product(neighbours, rel.t(), bias).addmm_(x, root.t())
+        return out, neighbours
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        x, rel, root, _, ctx.adj, weight, ctx.scale = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, rel, root, weight, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 7
+        x, rel, root, weight, neighbours = ctx.saved_tensors
+        adj, scale = ctx.adj, ctx.scale
+        need_x, need_rel, need_root, need_bias = ctx.needs_input_grad[:4]
+        second = torch.is_grad_enabled()  # derivatives of derivatives are asked for
+        grad_x = None
+        if need_x:
+            back = grad @ rel if second else dense.product(grad, rel)
+            grad_x = spmm_sum(adj, back, weight, Scales(src=scale), transposed=True)
+            grad_x = grad_x + grad @ root if second else grad_x.addmm_(grad, root)
+        if need_rel and second:
+            neighbours = spmm_sum(adj, x, weight, Scales(dst=scale))
+        return (
+            grad_x,
+            grad.t() @ neighbours if need_rel else None,
+            grad.t() @ x if need_root else None,
+            grad.sum(0) if need_bias else None,
+            None,
+            None,
+            None,
+        )
