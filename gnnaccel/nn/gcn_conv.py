@@ -49,6 +49,8 @@ class GCNConv(Fused, torch_geometric.nn.GCNConv):
             out = self._fused(x, edge_index, edge_weight)
             if out is not None:
                 return out
+        # PyG reads the next line, by this class's name, to write its `propagate`.
+        # propagate_type: (x: Tensor, edge_weight: OptTensor)
         stock: Tensor = super().forward(x, edge_index, edge_weight)
         return stock
 

@@ -53,6 +53,8 @@ class GINConv(Fused, torch_geometric.nn.GINConv):
                         out = module(out)
                     return out
                 return dense.apply(self.nn, self._combine(adj, x_src, x_dst, weight))
+        # PyG reads the next line, by this class's name, to write its `propagate`.
+        # propagate_type: (x: OptPairTensor)
         stock: Tensor = super().forward(x, edge_index, size)
         return stock
 

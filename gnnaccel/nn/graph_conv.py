@@ -43,5 +43,7 @@ class GraphConv(Fused, torch_geometric.nn.GraphConv):
                     weight,
                     self._reduce,
                 )
+        # PyG reads the next line, by this class's name, to write its `propagate`.
+        # propagate_type: (x: OptPairTensor, edge_weight: OptTensor)
         stock: Tensor = super().forward(x, edge_index, edge_weight, size)
         return stock

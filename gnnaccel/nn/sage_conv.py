@@ -33,5 +33,7 @@ class SAGEConv(Fused, torch_geometric.nn.SAGEConv):
                     self.lin_l, root, adj, x_src, x_dst, weight, self._reduce
                 )
                 return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
+        # PyG reads the next line, by this class's name, to write its `propagate`.
+        # propagate_type: (x: OptPairTensor)
         stock: Tensor = super().forward(x, edge_index, size)
         return stock
