@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 
-class EdgeIndexError(IndexError, RuntimeError):
+class EdgeIndexError(IndexError, ValueError, RuntimeError):
     """An edge names a node that does not exist.
 
-    PyG raises ``IndexError`` for a bad source and ``RuntimeError`` (out of ``scatter``)
-    for a bad destination; code that catches either keeps working.
+    PyG raises ``IndexError`` for a bad source, and ``ValueError`` or ``RuntimeError``
+    (out of its aggregation, or out of ``scatter``) for a bad destination; code that
+    catches any of them keeps working.
     """
 
     @classmethod

@@ -59,16 +59,18 @@ class Fused:
         """Why ``forward`` goes to PyG's whatever its input; ``None``: it does not."""
         state = self.__dict__
         cls: Any = type(self)
+        if state["_explain"]:
+            return "explain mode is on"
         skipped = _overridden(cls)
         if skipped is None:
             skipped = next((name for name in _SKIPPED if name in state), None)
-            # PyG's own `decomposed_layers` swaps `propagate` on the instance.
-            if skipped == "propagate" and state.get("_decomposed_layers", 1) > 1:
+            # Explain mode and `decomposed_layers` leave PyG's own on the instance.
+            if skipped == "propagate" and getattr(
+                state["propagate"], "__func__", None
+            ) in (cls._orig_propagate, cls._jinja_propagate):
                 skipped = None
         if skipped is not None:
             return f"its method '{skipped}' is overridden"
-        if state["_explain"]:
-            return "explain mode is on"
         for name in _HOOKS:
             if state[name]:
                 return f"{name.split('_')[1]} hooks are registered"
@@ -80,6 +82,21 @@ class Fused:
         if module._forward_hooks or module._forward_pre_hooks:
             return "hooks are registered on its aggregation"
         return None
+
+    def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
+        # PyG writes a compiled `propagate` into each class. Into ours it would write
+        # the parent's compiled one as the original, which explain mode goes back to;
+        # so it writes into the parent.
+        cls: Any = type(self)
+        stand_in: Any = self
+        if Fused in cls.__bases__:
+            stand_in.__class__ = _stock(cls)
+        else:
+            stand_in = super()
+        try:
+            stand_in._set_jittable_templates(raise_on_error)
+        finally:
+            self.__class__ = cls
 
     @property
     def _reduce(self) -> str:
@@ -142,6 +159,7 @@ def graph_for(
     """
     if not (
         isinstance(x_src, Tensor)
+        and x_src.layout == torch.strided
         and x_src.dim() == 2
         and x_src.dtype in _DTYPES
         and x_src.device.type == "cpu"
@@ -153,6 +171,7 @@ def graph_for(
         if (
             not forward
             or tracing(x_src)
+            or (isinstance(edge_index, Tensor) and edge_index.requires_grad)
             or (edge_index.size(1), edge_index.size(0)) != size
             or str(_device(edge_index)) != "cpu"
             # The tie rules of sparse products differ from those of scatter.
@@ -204,8 +223,13 @@ def sizes(x: Any, size: Any) -> tuple[Any, Any, int | None, bool]:
         ``(x_src, x_dst, num_dst, ok)``: ``num_dst`` is ``None`` for as many as there
         are sources; ``ok`` tells that the shapes agree.
     """
-    x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
-    if not isinstance(x_src, Tensor):
+    if isinstance(x, Tensor):
+        x_src = x_dst = x
+    elif isinstance(x, (tuple, list)) and len(x) == 2:
+        x_src, x_dst = x
+    else:
+        return None, None, None, False
+    if not isinstance(x_src, Tensor) or x_src.dim() == 0:
         return x_src, x_dst, None, False
     num_dst = x_dst.size(-2) if isinstance(x_dst, Tensor) and x_dst.dim() > 1 else None
     if size is None:

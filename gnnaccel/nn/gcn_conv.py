@@ -88,7 +88,7 @@ class GCNConv(Fused, torch_geometric.nn.GCNConv):
         return out if self.bias is None else out.add_(self.bias)
 
     def _aggregates_first(self, x: Tensor) -> bool:
-        if not (may_reorder(x) and plain_linear(self.lin)):
+        if not (may_reorder(x) and plain_linear(self.lin) and self.lin.bias is None):
             return False
         first, second = aggregation_columns(self.lin, x)
         return first < second

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch_geometric.nn
 from torch import Tensor
+from torch_geometric.utils import is_sparse
 
 from gnnaccel.nn.branches import neighbours_and_root
 from gnnaccel.nn.fused import Fused, graph_for, sizes
@@ -31,8 +32,9 @@ class GraphConv(Fused, torch_geometric.nn.GraphConv):
                 graph_for(self, x_src, edge_index, num_dst, edge_weight) if ok else None
             )
             if adj is not None:
+                # Beside a matrix, which brings its own values, weights are ignored.
                 weight = edge_weight
-                if weight is None:
+                if is_sparse(edge_index):
                     weight = matrix_weight(edge_index, x_src, of_sparse_tensor=True)
                 return neighbours_and_root(
                     self.lin_rel,
