@@ -75,8 +75,8 @@ def assert_near(
         where = tuple(int(i) for i in bad.nonzero()[0])
         raise AssertionError(
             f"{name}: {int(bad.sum())} of {bad.numel()} elements differ; at {where} "
-            f"got {float(actual[where])!r}, expected {float(expected[where])!r}, allowed "
-            f"error {float(tolerance * magnitude.abs()[where])!r}"
+            f"got {float(actual[where])!r}, expected {float(expected[where])!r}, "
+            f"allowed error {float(tolerance * magnitude.abs()[where])!r}"
         )
 
 

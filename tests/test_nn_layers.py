@@ -30,9 +30,16 @@ def _compare(name, case, width=5, fout=4, dtype=torch.float64, **options):
     return compare_layers(stock, ours, args, dtype, absolute=config.absolute, **options)
 
 
+def _repeats(route, name):
+    """Whether the table of configurations was told all of this by another route."""
+    return route != "auto" and name not in KINDS
+
+
 @pytest.mark.parametrize("graph", SQUARE)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_graph(route, name, graph):
+    if _repeats(route, name):
+        pytest.skip("by the default route only")
     _compare(name, SQUARE[graph])
 
 
@@ -41,6 +48,8 @@ def test_every_graph(route, name, graph):
     "name", [n for n, c in CONFIGS.items() if c.bipartite and "flow" not in c.kwargs]
 )
 def test_every_bipartite_graph(route, name, graph):
+    if _repeats(route, name):
+        pytest.skip("by the default route only")
     _compare(name, BIPARTITE[graph])
 
 
@@ -55,7 +64,7 @@ def test_every_backend(backend, name):
         _compare(name, SQUARE[graph])
 
 
-@pytest.mark.parametrize("fout", [1, 7, 64])
+@pytest.mark.parametrize("fout", [1, 64])
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", KINDS)
 def test_every_width(name, width, fout):
@@ -63,10 +72,12 @@ def test_every_width(name, width, fout):
     _compare(name, SQUARE["unsorted"], width, fout)
 
 
-@pytest.mark.parametrize("width", [1, 5, 16, 65])
+@pytest.mark.parametrize("width", [5, 65])
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_dtype(route, name, dtype, width):
+    if _repeats(route, name) or (route != "auto" and width != 5):
+        pytest.skip("by the default route only")
     if name == "sage_project_max" and dtype != torch.float32:
         pytest.skip("rounding after the projection makes and breaks ties")
     # In half precision each product of the layer rounds its inputs again.
@@ -232,6 +243,8 @@ def test_second_derivatives_equal_pygs(route, name):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_poisoned_memory_and_deterministic_mode(route, poisoned, name):
+    if _repeats(route, name):
+        pytest.skip("by the default route only")
     for graph in ("unsorted", "isolated", "no_edges", "loops", "hub"):
         case = SQUARE[graph]
         _compare(name, case._replace(edge_index=case.edge_index.clone()))

@@ -71,6 +71,8 @@ def _compare_spmm(case, x, weight, reduce, dtype, slack=1.0):
 @pytest.mark.parametrize("width", (*WIDTHS, 2, 4, 7, 8, 12, 17, 31, 33, 128, 130))
 def test_spmm(isa, index_width, width, reduce, dtype):
     """Every tile of columns and its remainders."""
+    if index_width == "int64" and width not in (3, 65, 300):
+        pytest.skip("fewer tiles are compiled for these")
     case = BIPARTITE["padded"]
     for weighted in (False, True):
         weight = None
@@ -99,6 +101,8 @@ def test_spmm_with_heads(isa, index_width, width, dtype):
 def test_a_hub_is_cut_into_slices(isa, index_width, name, width, dtype, reduce):
     case = ALL[name]
     weight = None
+    if index_width == "int64" and width != 16:
+        pytest.skip("one width says enough")
     if width != 16:
         weight = torch.full((case.num_edges,), 0.5).double().requires_grad_()
     # Five hundred equal terms in a row: their roundings don't cancel.
@@ -127,8 +131,8 @@ def test_sddmm(isa, index_width, width, heads, dtype):
 @pytest.mark.parametrize("name", ["wide", "hub", "isolated"])
 def test_softmax(isa, index_width, name, heads, dtype):
     case = ALL[name]
-    if name == "hub" and heads != 3:
-        pytest.skip("one number of heads says enough there")
+    if name == "hub" and (heads != 3 or index_width == "int64"):
+        pytest.skip("one case of it says enough")
     graph = _fresh(case)
     logits = 3 * torch.randn(case.num_edges, heads, dtype=torch.float64)
     compare(
@@ -174,7 +178,9 @@ def test_scatter(isa, index_width, reduce, dtype):
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_parallel_sort(index_width, dtype, order, threads):
     """Enough edges for several parts; both directions, and the counts on the way."""
-    edge_index = random_edges(300, 170, 70_000)
+    if dtype == torch.int32 and order != "unsorted":
+        pytest.skip("the order is not a matter of the dtype")
+    edge_index = random_edges(300, 170, 50_000)
     if order != "unsorted":
         edge_index = edge_index[:, edge_index[1].argsort(stable=True)]
     if order == "reversed":
@@ -204,11 +210,11 @@ def test_parallel_sort(index_width, dtype, order, threads):
     assert torch.equal(flipped.col.long(), dst[flipped.perm.long()])
 
 
-@pytest.mark.parametrize("where", [0, 30_000, 69_999])
+@pytest.mark.parametrize("where", [0, 30_000, 49_999])
 @pytest.mark.parametrize("row", [0, 1])
 @pytest.mark.parametrize("value", [-1, 300, 2**33])
 def test_a_bad_index_is_found_in_any_part(value, row, where):
-    edge_index = random_edges(300, 300, 70_000)
+    edge_index = random_edges(300, 300, 50_000)
     edge_index[row, where] = value
     with ops.backend("native"), pytest.raises(IndexError, match=str(value)):
         Graph.from_edge_index(edge_index, size=300)

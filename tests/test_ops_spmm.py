@@ -311,7 +311,7 @@ def test_half_mean_does_not_overflow(backend):
 
 @pytest.mark.parametrize("reduce", REDUCES)
 @pytest.mark.parametrize("heads", [(), (2,)])
-@pytest.mark.parametrize("name", ["double_loops", "parallel", "isolated", "padded"])
+@pytest.mark.parametrize("name", ["double_loops", "padded"])
 def test_first_and_second_derivatives(backend, name, reduce, heads):
     case = ALL[name]
     # Distinct magnitudes far apart: the winner can't change within the step.
