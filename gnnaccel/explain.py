@@ -69,16 +69,10 @@ class Explanation:
             )
             for row in self.rows
         ]
-        # The last column is ragged: reasons are sentences.
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)][:-1] + [
-            0
-        ]
-        lines = [
-            "  ".join(
-                cell.ljust(width) for cell, width in zip(line, widths, strict=True)
-            )
-            for line in table
-        ]
+        # The last column, whose cells are sentences, stays ragged.
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        widths[-1] = 0
+        lines = ["  ".join(map(str.ljust, line, widths)) for line in table]
         plural = "" if len(self.rows) == 1 else "s"
         lines.append(
             f"{len(self.rows)} message passing layer{plural}: "
