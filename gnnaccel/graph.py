@@ -399,9 +399,11 @@ def _group(
     grouping: Grouping | None
     grouping, end, value = backend.group(key, rows, other, others)
     if grouping is None:
-        raise EdgeIndexError.out_of_range(
-            value, rows if end == 1 else others, what if end == 1 else what_other
-        )
+        index, size = (key, rows) if end == 1 else (other, others)
+        assert index is not None
+        # Not just any wrong one: the lowest or the highest.
+        value = int(index.min()) if value < 0 else int(index.max())
+        raise EdgeIndexError.out_of_range(value, size, what if end == 1 else what_other)
     return grouping
 
 

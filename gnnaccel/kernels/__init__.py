@@ -7,8 +7,6 @@ autograd, and run on whatever device and dtype their :func:`serves` admits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 
 import torch
@@ -33,17 +31,36 @@ _MODULES: dict[str, ModuleType] = {
     "scatter": scatter,
     "reference": reference,
 }
-_chosen = "auto"
+
+
+class Choice:
+    """One call of :func:`backend`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.entered = False
+
+    def __enter__(self) -> None:
+        self.entered = True
+
+    def __exit__(self, *_: object) -> None:
+        if self in _choices:
+            _choices.remove(self)
+
+
+#: What `backend` was asked for and is not over yet; the last counts.
+_choices: list[Choice] = []
 
 
 def pick(device: torch.device, dtype: torch.dtype) -> ModuleType:
     """The backend that serves ``dtype`` on ``device`` under the current choice."""
-    if _chosen != "auto" and _MODULES[_chosen].serves(device, dtype):
-        return _MODULES[_chosen]
-    if _chosen == "auto":
+    chosen = _choices[-1].name if _choices else "auto"
+    if chosen == "auto":
         for module in _MODULES.values():
             if module.serves(device, dtype):
                 return module
+    elif _MODULES[chosen].serves(device, dtype):
+        return _MODULES[chosen]
     return reference
 
 
@@ -52,7 +69,7 @@ def backends() -> dict[str, str | None]:
     return {name: module.reason() for name, module in _MODULES.items()}
 
 
-def backend(name: str) -> AbstractContextManager[None]:
+def backend(name: str) -> Choice:
     """Chooses the backend by name, for good or as a context manager.
 
     Args:
@@ -62,7 +79,8 @@ def backend(name: str) -> AbstractContextManager[None]:
             as CUDA tensors under ``"native"``, go to the reference.
 
     Returns:
-        A context manager that puts the former choice back when it exits.
+        A context manager that takes the choice back when it exits, in whatever order
+        several of them exit.
 
     Raises:
         ValueError: There is no backend of that name.
@@ -74,15 +92,9 @@ def backend(name: str) -> AbstractContextManager[None]:
         )
     if name != "auto" and (why := _MODULES[name].reason()) is not None:
         raise ImportError(f"The backend {name!r} is not available: {why}")
-    global _chosen
-    former, _chosen = _chosen, name
-    return _restoring(former)
-
-
-@contextmanager
-def _restoring(former: str) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        global _chosen
-        _chosen = former
+    # The last one, if never entered, was for good: it replaces those before it.
+    if _choices and not _choices[-1].entered:
+        _choices[:-1] = [c for c in _choices[:-1] if c.entered]
+    choice = Choice(name)
+    _choices.append(choice)
+    return choice

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from gnnaccel.cache import remember
+from gnnaccel.kernels.grouping import accumulator
 from gnnaccel.nn import dense
 from gnnaccel.nn.fused import (
     Fused,
@@ -19,7 +20,7 @@ from gnnaccel.nn.fused import (
     plain_linear,
 )
 from gnnaccel.ops.adj import Adj, node_scale, wants_grad
-from gnnaccel.ops.gather import scatter
+from gnnaccel.ops.gather import gather, scatter
 from gnnaccel.ops.product import Scales, spmm_sum
 
 
@@ -114,21 +115,19 @@ class GCNConv(Fused, torch_geometric.nn.GCNConv):
             return spmm_sum(adj, x, None, Scales(scale, scale, own), skip_loops=loops)
         fill = (2.0 if self.improved else 1.0) if loops else None
         if adj.graph is None or wants_grad(weight):
-            w, loop, scale = _normalisation(adj, weight, fill)
-            column = scale.unsqueeze(-1)
-            h = column * x
-            out = spmm_sum(adj, h, w)
-            return column * (out if loop is None else out + loop.unsqueeze(-1) * h)
-        graph = adj.graph
-        folded = remember(
-            weight, ("gcn", graph.token, fill), lambda: _folded(adj, weight, fill)
+            w, own = _normalisation(adj, weight, fill)
+            out = spmm_sum(adj, x, w)
+            return out if own is None else out + own.unsqueeze(-1) * x
+        token = adj.graph.token
+        w, own = remember(
+            weight, ("gcn", token, fill), lambda: _constants(adj, weight, fill)
         )
-        return spmm_sum(adj, x, folded[0], Scales(folded[2], folded[2], folded[1]))
+        return spmm_sum(adj, x, w, Scales(own=own))
 
 
 def _normalisation(
     adj: Adj, weight: Tensor, fill: float | None
-) -> tuple[Tensor, Tensor | None, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """What :func:`torch_geometric.nn.conv.gcn_conv.gcn_norm` makes of weights.
 
     Args:
@@ -137,9 +136,9 @@ def _normalisation(
         fill: Weight of a self-loop where the graph has none; ``None``: add none.
 
     Returns:
-        ``(w, loop, scale)``: ``w`` ``[E]``, the weights with 0 at self-loops that
-        ``loop`` ``[N]`` stands for (of several at one node the last counts), and
-        ``scale`` ``[N]``, ``deg^-1/2``. Differentiable.
+        ``(w, own)``: the normalised weights ``[E]``, 0 at self-loops that ``own``
+        ``[N]``, the normalised weight of each node's loop, stands for (of several at
+        one node the last counts). Differentiable.
     """
     index = adj.edge_index if adj.graph is None else adj.graph.edge_index
     assert index is not None
@@ -160,21 +159,16 @@ def _normalisation(
     if loop is not None:
         degree = degree + loop
     scale = degree.pow(-0.5)
-    return weight, loop, scale.masked_fill(scale == float("inf"), 0)
+    scale = scale.masked_fill(scale == float("inf"), 0)
+    # Per edge and not per node, so that a NaN stays where an edge carries it.
+    weight = gather(scale, src) * weight * gather(scale, dst)
+    return weight, None if loop is None else scale * loop * scale
 
 
-def _folded(
+def _constants(
     adj: Adj, weight: Tensor, fill: float | None
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The same as constants of the kernel: ``(w, own, scale)``."""
+) -> tuple[Tensor, Tensor | None]:
+    """The same without gradients, ``own`` in the accumulator dtype."""
     with torch.no_grad():
-        w, loop, scale = _normalisation(adj, weight, fill)
-        wide = (
-            torch.float32
-            if scale.dtype in (torch.bfloat16, torch.float16)
-            else scale.dtype
-        )
-        scale = scale.to(wide)
-        own = None if loop is None else loop.to(wide) * scale * scale
-    # A copy even where nothing was masked: the cache must not keep the weight alive.
-    return w.clone() if w is weight else w, own, scale
+        w, own = _normalisation(adj, weight, fill)
+    return w, None if own is None else own.to(accumulator(own.dtype))
