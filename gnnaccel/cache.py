@@ -30,48 +30,60 @@ class _Entry:
         self.values: dict[Hashable, Any] = {}
 
 
-_entries: dict[int, _Entry] = {}
+class Memory:
+    """What is known about tensors; goes with whoever owns it."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, _Entry] = {}
+
+    def remember(self, tensor: Tensor, key: Hashable, build: Callable[[], T]) -> T:
+        """Returns ``build()``, from memory if it was built for this unchanged tensor.
+
+        Args:
+            tensor: Any tensor. Inference tensors carry no version counter; for them
+                nothing is remembered.
+            key: Tells apart the different things known about one tensor.
+            build: Called without arguments on a miss. Its value must not hold
+                ``tensor`` strongly, or the entry would never be dropped.
+        """
+        if tensor.is_inference():
+            return build()
+        base = tensor
+        if tensor._is_view() and tensor._base is not None:
+            base = tensor._base
+        geometry: Hashable = None
+        if tensor.layout == torch.strided:
+            geometry = (
+                tensor.data_ptr(),
+                tensor.shape,
+                tensor.stride(),
+                tensor.dtype,
+            )
+        full_key = (key, geometry)
+        entry = self._entries.get(id(base))
+        if entry is None or entry.ref() is not base or entry.version != base._version:
+            entry = self._new_entry(base)
+        elif full_key in entry.values:
+            found: T = entry.values[full_key]
+            return found
+        value = build()
+        entry.values[full_key] = value
+        return value
+
+    def _new_entry(self, base: Tensor) -> _Entry:
+        # Locals, not `self`: the callback must not keep the memory alive, and while
+        # the interpreter shuts down, globals are gone before tensors are.
+        address, entries = id(base), self._entries
+
+        def forget(ref: weakref.ref[Tensor]) -> None:
+            entry = entries.get(address)
+            if entry is not None and entry.ref is ref:
+                del entries[address]
+
+        entry = _Entry(weakref.ref(base, forget), base._version)
+        entries[address] = entry
+        return entry
 
 
-def remember(tensor: Tensor, key: Hashable, build: Callable[[], T]) -> T:
-    """Returns ``build()``, from memory if it was built for this unchanged tensor.
-
-    Args:
-        tensor: Any tensor. Inference tensors carry no version counter; for them
-            nothing is remembered.
-        key: Tells apart the different things known about one tensor.
-        build: Called without arguments on a miss. Its value must not hold ``tensor``
-            strongly, or the entry would never be dropped.
-    """
-    if tensor.is_inference():
-        return build()
-    base = tensor
-    if tensor._is_view() and tensor._base is not None:
-        base = tensor._base
-    geometry: Hashable = None
-    if tensor.layout == torch.strided:
-        geometry = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-    full_key = (key, geometry)
-    entry = _entries.get(id(base))
-    if entry is None or entry.ref() is not base or entry.version != base._version:
-        entry = _new_entry(base)
-    elif full_key in entry.values:
-        found: T = entry.values[full_key]
-        return found
-    value = build()
-    entry.values[full_key] = value
-    return value
-
-
-def _new_entry(base: Tensor) -> _Entry:
-    # Locals: while the interpreter shuts down, globals are gone before tensors are.
-    address, entries = id(base), _entries
-
-    def forget(ref: weakref.ref[Tensor]) -> None:
-        entry = entries.get(address)
-        if entry is not None and entry.ref is ref:
-            del entries[address]
-
-    entry = _Entry(weakref.ref(base, forget), base._version)
-    _entries[address] = entry
-    return entry
+#: What is known about tensors by themselves, not in connection with a graph.
+remember = Memory().remember

@@ -6,7 +6,6 @@ for as long as that object lives and does not change.
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Callable
 from functools import cached_property
@@ -19,13 +18,11 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from gnnaccel import kernels
-from gnnaccel.cache import remember
+from gnnaccel.cache import Memory, remember
 from gnnaccel.errors import EdgeIndexError
 from gnnaccel.kernels.grouping import Grouping, index_dtype
 
 Size = tuple[int | None, int | None] | int | None
-
-_tokens = itertools.count()
 
 
 class Graph:
@@ -52,8 +49,9 @@ class Graph:
         # until the garbage collector runs.
         self._origin: weakref.ref[Graph] | None = None
         self._derived: dict[Any, Tensor] = {}
-        #: Names this graph in keys of what is remembered about other tensors.
-        self.token = next(_tokens)
+        self._coo: Tensor | None = None
+        #: What is known about other tensors (weights) in connection with this graph.
+        self.memory = Memory()
 
     # Construction --------------------------------------------------------------------
 
@@ -230,13 +228,16 @@ class Graph:
         """``[num_src]``, int64: edges out of each source."""
         return self.t.rows.counts
 
-    @cached_property
+    @property
     def edge_index(self) -> Tensor:
         """``[2, E]``, int64: sources and destinations in input order."""
-        grouped = torch.stack([self.col.long(), self.rows.row])
-        if self.perm is None:
-            return grouped
-        return torch.empty_like(grouped).index_copy_(1, self.perm.long(), grouped)
+        if self._coo is None:
+            grouped = torch.stack([self.col.long(), self.rows.row])
+            if self.perm is not None:
+                order = self.perm.long()
+                grouped = torch.empty_like(grouped).index_copy_(1, order, grouped)
+            self._coo = grouped
+        return self._coo
 
     @property
     def src(self) -> Tensor:
@@ -407,7 +408,8 @@ def _group(
     return grouping
 
 
-def _split_size(size: Size) -> tuple[int | None, int | None]:
+def split_size(size: Size) -> tuple[int | None, int | None]:
+    """``(num_src, num_dst)``, either ``None`` if unknown."""
     if size is None:
         return None, None
     if isinstance(size, int):
@@ -420,7 +422,7 @@ def _split_size(size: Size) -> tuple[int | None, int | None]:
 
 
 def _resolve_size(edge_index: Tensor, size: Size) -> tuple[int, int]:
-    num_src, num_dst = _split_size(size)
+    num_src, num_dst = split_size(size)
     for given in (num_src, num_dst):
         if given is not None and given < 0:
             raise ValueError(f"Expected 'size' to hold no negative number (got {size})")
@@ -435,7 +437,7 @@ def _resolve_size(edge_index: Tensor, size: Size) -> tuple[int, int]:
 
 
 def _check_size(size: Size, num_src: int, num_dst: int) -> None:
-    want_src, want_dst = _split_size(size)
+    want_src, want_dst = split_size(size)
     if want_src not in (None, num_src) or want_dst not in (None, num_dst):
         raise ValueError(
             f"Expected a graph of size {(want_src, want_dst)} (sources, destinations), "

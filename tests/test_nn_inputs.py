@@ -6,6 +6,8 @@ from graphs import SQUARE
 from layers import CONFIGS, assert_alike, inputs, make
 from torch_geometric import EdgeIndex
 
+from gnnaccel.errors import EdgeIndexError
+
 KINDS = (
     "gcn",
     "gcn_no_loops",
@@ -315,8 +317,10 @@ def test_size_is_checked_as_in_pyg(name, size):
     stock, ours = make(name)
     for x in (_x(), (_x(), None), (_x(), _x())):
         found = assert_alike(stock, ours, x, _simple_edges(), size=size)
-        if isinstance(found, ValueError) and isinstance(size, tuple) and -1 not in size:
-            assert "8" in str(found)
+        if isinstance(found, EdgeIndexError):
+            assert "[0, 5)" in str(found)
+        elif isinstance(found, ValueError) and isinstance(size, tuple):
+            assert -1 in size or "8" in str(found)
 
 
 @pytest.mark.parametrize("name", ["sage", "sage_max", "graph", "gin"])

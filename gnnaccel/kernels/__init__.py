@@ -10,6 +10,7 @@ from __future__ import annotations
 from types import ModuleType
 
 import torch
+from torch import Tensor
 
 from gnnaccel.kernels import memory, native, reference, scatter
 from gnnaccel.kernels.grouping import Grouping
@@ -62,6 +63,25 @@ def pick(device: torch.device, dtype: torch.dtype) -> ModuleType:
     elif _MODULES[chosen].serves(device, dtype):
         return _MODULES[chosen]
     return reference
+
+
+def pick_for(x: Tensor) -> ModuleType:
+    """The backend that serves ``x`` under the current choice."""
+    return reference if transforming(x) else pick(x.device, x.dtype)
+
+
+def transforming(x: Tensor) -> bool:
+    """Whether torch.func (vmap, grad, jvp) or forward-mode AD looks through the ops.
+
+    Tensors have no memory of their own then; only plain torch operations go through.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._functorch.is_legacy_batchedtensor(x)
+        or torch.autograd.forward_ad._current_level >= 0
+    )
 
 
 def backends() -> dict[str, str | None]:

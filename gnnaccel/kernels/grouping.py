@@ -42,16 +42,24 @@ class Grouping:
         self.entries = entries
         self.max_degree = max_degree
         self.loops = loops
+        self._row: Tensor | None = None
+        self._counts: Tensor | None = None
 
-    @cached_property
+    # Not `cached_property`, whose lock torch.compile cannot trace.
+    @property
     def row(self) -> Tensor:
         """``[entries]``, int64: the row of each entry, in grouped order."""
-        return torch.repeat_interleave(self.counts, output_size=self.entries)
+        if self._row is None:
+            counts = self.counts
+            self._row = torch.repeat_interleave(counts, output_size=self.entries)
+        return self._row
 
-    @cached_property
+    @property
     def counts(self) -> Tensor:
         """``[rows]``, int64: entries per row."""
-        return (self.ptr[1:] - self.ptr[:-1]).long()
+        if self._counts is None:
+            self._counts = (self.ptr[1:] - self.ptr[:-1]).long()
+        return self._counts
 
     @cached_property
     def addresses(self) -> tuple[int, int, int, int, int, int, bool]:

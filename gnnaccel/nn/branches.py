@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.kernels import transforming
 from gnnaccel.nn import dense
 from gnnaccel.nn.fused import aggregation_columns, may_reorder, plain_linear
 from gnnaccel.nn.neighbours import add_to, linear_of_neighbours
@@ -98,7 +99,8 @@ class _Branches(torch.autograd.Function):
         x, rel, root, weight, neighbours = ctx.saved_tensors
         adj, scale = ctx.adj, ctx.scale
         need_x, need_rel, need_root, need_bias = ctx.needs_input_grad[:4]
-        second = torch.is_grad_enabled()  # derivatives of derivatives are asked for
+        # Derivatives of derivatives are asked for, or a batch of gradients.
+        second = torch.is_grad_enabled() or transforming(grad)
         grad_x = None
         if need_x:
             back = grad @ rel if second else dense.product(grad, rel)

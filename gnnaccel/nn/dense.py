@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.kernels import memory
+from gnnaccel.kernels import memory, transforming
 from gnnaccel.nn.fused import plain_linear
 from gnnaccel.ops.adj import tracing, wants_grad
 
@@ -55,6 +55,8 @@ def pays(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and x.size(1) == weight.size(1)
         and x.size(0) * max(weight.shape) * x.element_size() >= memory.THRESHOLD
         and not torch.is_autocast_enabled("cpu")
+        and not transforming(x)
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined]
         and not tracing(x, weight, bias)
     )
 
@@ -84,7 +86,8 @@ class _Linear(torch.autograd.Function):
         need_x, need_weight, need_bias = ctx.needs_input_grad
         grad_x = None
         if need_x:
-            second = torch.is_grad_enabled()  # derivatives of derivatives are asked for
+            # Derivatives of derivatives are asked for, or a batch of gradients.
+            second = torch.is_grad_enabled() or transforming(grad)
             grad_x = grad @ weight if second else product(grad, weight)
         return (
             grad_x,

@@ -20,6 +20,7 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from gnnaccel.graph import Graph
+from gnnaccel.kernels import transforming
 from gnnaccel.ops.adj import Adj, tracing
 
 #: The aggregations that have a kernel.
@@ -45,7 +46,8 @@ _HOOKS = tuple(
     for method in ("propagate", "message", "aggregate")
     for when in ("", "_pre")
 )
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+HALVES = (torch.bfloat16, torch.float16)
+_DTYPES = (torch.float32, torch.float64, *HALVES)
 
 
 class Fused:
@@ -165,6 +167,8 @@ def graph_for(
         and x_src.device.type == "cpu"
     ):
         return None
+    if transforming(x_src) or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return None
     size = (x_src.size(0), x_src.size(0) if num_dst is None else num_dst)
     forward = layer.flow == "source_to_target"
     if isinstance(edge_index, SparseTensor) or is_torch_sparse_tensor(edge_index):
@@ -216,7 +220,7 @@ def _device(matrix: Any) -> torch.device:
     return result
 
 
-def sizes(x: Any, size: Any) -> tuple[Any, Any, int | None, bool]:
+def sizes(layer: Any, x: Any, size: Any) -> tuple[Any, Any, int | None, bool]:
     """Splits a layer's features and checks them against its ``size`` argument.
 
     Returns:
@@ -231,6 +235,8 @@ def sizes(x: Any, size: Any) -> tuple[Any, Any, int | None, bool]:
         return None, None, None, False
     if not isinstance(x_src, Tensor) or x_src.dim() == 0:
         return x_src, x_dst, None, False
+    if x_dst is not x_src and layer.flow != "source_to_target":
+        return x_src, x_dst, None, False  # PyG's messages come from x_dst then
     num_dst = x_dst.size(-2) if isinstance(x_dst, Tensor) and x_dst.dim() > 1 else None
     if size is None:
         return x_src, x_dst, num_dst, True

@@ -9,10 +9,10 @@ import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from gnnaccel.cache import remember
 from gnnaccel.kernels.grouping import accumulator
 from gnnaccel.nn import dense
 from gnnaccel.nn.fused import (
+    HALVES,
     Fused,
     aggregation_columns,
     graph_for,
@@ -58,6 +58,8 @@ class GCNConv(Fused, torch_geometric.nn.GCNConv):
     def _fused(self, x: Any, edge_index: Any, edge_weight: Any) -> Tensor | None:
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             return None  # sparse matrices: other rules for loops and weights
+        if torch.is_autocast_enabled("cpu") and getattr(x, "dtype", None) in HALVES:
+            return None  # what PyG's normalisation is rounded to then is its own affair
         normalize = self.normalize
         weight: Tensor | None = edge_weight
         if normalize and self.cached:
@@ -118,9 +120,8 @@ class GCNConv(Fused, torch_geometric.nn.GCNConv):
             w, own = _normalisation(adj, weight, fill)
             out = spmm_sum(adj, x, w)
             return out if own is None else out + own.unsqueeze(-1) * x
-        token = adj.graph.token
-        w, own = remember(
-            weight, ("gcn", token, fill), lambda: _constants(adj, weight, fill)
+        w, own = adj.graph.memory.remember(
+            weight, ("gcn", fill), lambda: _constants(adj, weight, fill)
         )
         return spmm_sum(adj, x, w, Scales(own=own))
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.graph import Graph, Size, check_edge_index
+from gnnaccel.graph import Graph, Size, check_edge_index, split_size
 from gnnaccel.kernels.grouping import Grouping, accumulator
 
 
@@ -49,12 +49,13 @@ def hold(adj: Any, size: Size, *tensors: Tensor | None) -> Adj:
             return Adj(None, adj.edge_index, adj.num_src, adj.num_dst)
         if type(adj) is Tensor or tracing(adj):
             check_edge_index(adj)
-            if not isinstance(size, tuple) or None in size:
+            num_src, num_dst = split_size(size)
+            if num_src is None or num_dst is None:
                 raise ValueError(
                     "torch.compile needs the number of nodes of an 'edge_index': pass "
                     f"size=(num_src, num_dst) (got {size})"
                 )
-            return Adj(None, adj, *size)  # type: ignore[arg-type]
+            return Adj(None, adj, num_src, num_dst)
     graph = Graph.of(adj, size)
     return Adj(graph, None, graph.num_src, graph.num_dst)
 

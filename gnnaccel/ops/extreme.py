@@ -37,7 +37,7 @@ def spmm_extreme(adj: Adj, x: Tensor, weight: Tensor | None, is_max: bool) -> Te
 def _run_extreme(
     adj: Adj, x: Tensor, weight: Tensor | None, is_max: bool, with_ties: bool
 ) -> tuple[Tensor, Tensor | None]:
-    backend = kernels.pick(x.device, x.dtype)
+    backend = kernels.pick_for(x)
     result: tuple[Tensor, Tensor | None] = backend.spmm_extreme(
         adj.grouping(False), x, weight, is_max, with_ties
     )
@@ -112,7 +112,7 @@ def _run_select(
     is_max: bool,
     transposed: bool,
 ) -> Tensor:
-    backend = kernels.pick(x.device, x.dtype)
+    backend = kernels.pick_for(x) if not kernels.transforming(v) else kernels.reference
     out: Tensor = backend.spmm_select(
         adj.grouping(transposed), x, best, v, weight, is_max, transposed
     )

@@ -167,7 +167,7 @@ def _width(x: Tensor) -> int:
 
 
 def _run_sum(x: Tensor, groups: Groups) -> Tensor:
-    backend = kernels.pick(x.device, x.dtype)
+    backend = kernels.pick_for(x)
     out: Tensor = backend.spmm_sum(groups.grouping.over_entries, x)
     return out
 
@@ -175,7 +175,7 @@ def _run_sum(x: Tensor, groups: Groups) -> Tensor:
 def _run_extreme(
     x: Tensor, groups: Groups, is_max: bool, with_ties: bool
 ) -> tuple[Tensor, Tensor | None]:
-    backend = kernels.pick(x.device, x.dtype)
+    backend = kernels.pick_for(x)
     result: tuple[Tensor, Tensor | None] = backend.spmm_extreme(
         groups.grouping.over_entries, x, None, is_max, with_ties
     )

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from gnnaccel import kernels
-from gnnaccel.cache import remember
 from gnnaccel.kernels.grouping import Grouping
 from gnnaccel.ops.adj import Adj, found, wants_grad
 
@@ -75,7 +74,7 @@ def _run_sum(
     transposed: bool,
     skip_loops: bool,
 ) -> Tensor:
-    backend = kernels.pick(x.device, x.dtype)
+    backend = kernels.pick_for(x)
     grouping = adj.grouping(transposed, skip_loops)
     if weight is not None and weight.dim() == 1 and grouping.perm is not None:
         in_order = _in_order(adj, weight, grouping, transposed)
@@ -97,8 +96,8 @@ def _in_order(
         return None
     perm = grouping.perm
     assert perm is not None
-    met: list[Tensor | None] = remember(
-        weight, ("in order", adj.graph.token, transposed), list
+    met: list[Tensor | None] = adj.graph.memory.remember(
+        weight, ("in order", transposed), list
     )
     if not met:
         met.append(None)
@@ -249,7 +248,7 @@ def sddmm_held(adj: Adj, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _run_dot(adj: Adj, a: Tensor, b: Tensor) -> Tensor:
-    out: Tensor = kernels.pick(a.device, a.dtype).sddmm(adj.grouping(False), a, b)
+    out: Tensor = kernels.pick_for(a).sddmm(adj.grouping(False), a, b)
     return out
 
 

@@ -100,13 +100,13 @@ def _grouped(x: Tensor, groups: Groups) -> Tensor:
 
 
 def _run(x: Tensor, groups: Groups) -> Tensor:
-    backend = kernels.pick(x.device, x.dtype)
+    backend = kernels.pick_for(x)
     out: Tensor = backend.softmax(groups.grouping, x, EPSILON)
     return out
 
 
 def _run_backward(s: Tensor, grad: Tensor, groups: Groups) -> Tensor:
-    backend = kernels.pick(s.device, s.dtype)
+    backend = kernels.pick_for(s)
     out: Tensor = backend.softmax_backward(groups.grouping, s, grad)
     return out
 

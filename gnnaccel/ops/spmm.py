@@ -101,11 +101,14 @@ def check_weight(held: Adj, x: Tensor, weight: Tensor | None) -> None:
     edges = (
         held.graph.num_edges if held.graph is not None else held.edge_index.size(1)  # type: ignore[union-attr]
     )
-    allowed = [[edges], [edges, x.size(1)]] if x.dim() == 3 else [[edges]]
-    if list(weight.shape) not in allowed:
+    fits = weight.dim() in (1, 2) and weight.size(0) == edges
+    if fits and weight.dim() == 2:
+        fits = x.dim() == 3 and weight.size(1) == x.size(1)
+    if not fits:
+        per_head = f" or [{edges}, {x.size(1)}]" if x.dim() == 3 else ""
         raise ValueError(
-            "Expected 'weight' to have shape "
-            f"{' or '.join(str(a) for a in allowed)} (got {list(weight.shape)})"
+            f"Expected 'weight' to have shape [{edges}]{per_head} (got "
+            f"{list(weight.shape)})"
         )
 
 
