@@ -66,8 +66,14 @@ def spmm_sum(
     self_scale: Tensor | None = None,
 ) -> Tensor:
     """See :func:`gnnaccel.kernels.reference.spmm_sum`."""
-    # Half types would be summed in half, and weights per head have no kernel.
-    if x.dim() != 2 or accumulator(x.dtype) != x.dtype or g.entries == 0:
+    # Half types would be summed in half, weights per head have no kernel, and
+    # torch-sparse divides by the number of columns.
+    if (
+        x.dim() != 2
+        or accumulator(x.dtype) != x.dtype
+        or g.entries == 0
+        or x.numel() == 0
+    ):
         return reference.spmm_sum(g, x, w, src_scale, dst_scale, self_scale)
     import torch_sparse
 
