@@ -351,8 +351,11 @@ def grouping_of(index: Tensor, rows: int, what: str = "indices") -> Grouping:
         what: What the indices are called in an error.
 
     Raises:
+        ValueError: ``rows`` is negative.
         EdgeIndexError: An index is outside ``[0, rows)``.
     """
+    if rows < 0:
+        raise ValueError(f"Expected a number of groups of at least 0 (got {rows})")
     return remember(index, ("group", rows), lambda: _group(_narrow(index), rows, what))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from graphs import ALL, BIPARTITE, SQUARE, WIDTHS, Case, cases, random_edges
+from graphs import ALL, BIPARTITE, SQUARE, WIDTHS, cases, random_edges
 from hypothesis import given
 from hypothesis import strategies as st
 from layers import CONFIGS, UNFUSED, assert_alike, compare_layers, inputs, make
@@ -360,15 +360,17 @@ def test_edge_order_does_not_matter(name):
     torch.testing.assert_close(first, second, rtol=1e-12, atol=1e-12)
 
 
-def test_a_stack_of_layers_shares_one_edge_index():
-    """Many layers of different configuration on one tensor, interleaved twice."""
-    case = Case(random_edges(13, 13, 60, seed=9), 13, 13)
-    pairs = {name: make(name) for name in CONFIGS}
-    args = {name: inputs(name, case) for name in CONFIGS}
-    for _ in range(2):
-        for name, (stock, ours) in pairs.items():
-            x, _, *rest = args[name]
-            assert_alike(stock, ours, x, case.edge_index, *rest)
+@pytest.mark.parametrize("learnt", [False, True])
+def test_a_stack_of_layers_shares_its_inputs(learnt):
+    """Layers of every configuration on the same tensors, interleaved twice."""
+    edge_index = random_edges(13, 13, 60, seed=9)
+    x = torch.randn(13, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(60, dtype=torch.float64) + 0.1
+    weight.requires_grad_(learnt)
+    pairs = [(make(config), config.weighted) for config in CONFIGS.values()]
+    for _ in range(3):
+        for (stock, ours), weighted in pairs:
+            assert_alike(stock, ours, x, edge_index, *([weight] if weighted else []))
 
 
 def test_fused_by_default():

@@ -42,8 +42,8 @@ _SKIPPED = (
     "update",
 )
 _HOOKS = tuple(
-    f"_{method}_forward{when}_hooks"
-    for method in ("propagate", "message", "aggregate")
+    (f"_{method}_forward{when}_hooks", method)
+    for method in ("propagate", "message", "aggregate", "message_and_aggregate")
     for when in ("", "_pre")
 )
 HALVES = (torch.bfloat16, torch.float16)
@@ -73,9 +73,9 @@ class Fused:
                 skipped = None
         if skipped is not None:
             return f"its method '{skipped}' is overridden"
-        for name in _HOOKS:
+        for name, method in _HOOKS:
             if state[name]:
-                return f"{name.split('_')[1]} hooks are registered"
+                return f"{method} hooks are registered"
         if state["node_dim"] != -2:
             return f"node_dim={state['node_dim']}: only -2 is fused"
         module = state["_modules"].get("aggr_module")

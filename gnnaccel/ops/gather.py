@@ -13,6 +13,7 @@ import torch_geometric.utils
 from torch import Tensor
 
 from gnnaccel import kernels
+from gnnaccel.errors import EdgeIndexError
 from gnnaccel.graph import grouping_of
 from gnnaccel.kernels.grouping import Grouping, accumulator
 from gnnaccel.ops.adj import check_tensors, tracing, wants_grad
@@ -32,14 +33,14 @@ def gather(x: Tensor, index: Tensor) -> Tensor:
         ValueError: ``index`` is no integer vector.
         IndexError: An index is out of range.
     """
-    _check_index(index, x)
+    check_index(index, x)
     out: Tensor
     if tracing(x, index):
         out = _gather(x, index)
     elif wants_grad(x) and x.is_floating_point():
         out = _Gather.apply(x, index)
     else:
-        out = x.index_select(0, index)
+        out = _pick_rows(x, index)
     return out
 
 
@@ -65,7 +66,7 @@ def scatter(
         ValueError: Shapes or ``reduce`` don't fit.
         EdgeIndexError: An index is outside ``[0, dim_size)``.
     """
-    _check_index(index, x)
+    check_index(index, x)
     if x.dim() == 0 or index.size(0) != x.size(0):
         raise ValueError(
             f"Expected 'index' to have one entry per row of 'x' (got {index.size(0)} "
@@ -115,10 +116,24 @@ def segment(x: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
             f"Expected 'ptr' to rise from 0 to {x.size(0)}, the rows of 'x' (got "
             f"{int(ptr[0])} to {int(ptr[-1])})"
         )
+    if reduce in ("max", "min") and wants_grad(x):
+        # Runs split the gradient among ties by other rules than scatter.
+        out: Tensor = torch_geometric.utils.segment(x, ptr.long(), reduce)
+        return out
     longest = int(counts.max()) if counts.numel() else 0
     entries = x.size(0)
     grouping = Grouping(ptr.contiguous(), None, None, entries, entries, longest)
     return _scatter(x, Groups(grouping.row, grouping), reduce)
+
+
+def _pick_rows(x: Tensor, index: Tensor) -> Tensor:
+    try:
+        return x.index_select(0, index)
+    except (IndexError, RuntimeError):
+        for value in (int(index.min()), int(index.max())) if index.numel() else ():
+            if not 0 <= value < x.size(0):
+                raise EdgeIndexError.out_of_range(value, x.size(0), "indices") from None
+        raise
 
 
 class Groups:
@@ -134,7 +149,8 @@ class Groups:
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
 
-def _check_index(index: Tensor, x: Tensor) -> None:
+def check_index(index: Tensor, x: Tensor) -> None:
+    """Raises unless ``index`` is an integer vector and ``x`` a tensor."""
     check_tensors(index=index, x=x)
     if index.dim() != 1 or index.dtype not in _INDEX_DTYPES:
         raise ValueError(
@@ -151,24 +167,27 @@ def _scatter(x: Tensor, groups: Groups, reduce: str) -> Tensor:
             out, _ = _Extreme.apply(flat, groups, reduce == "max")
         else:
             out, _ = _run_extreme(flat, groups, reduce == "max", False)
-    elif wants_grad(flat):
-        out = _Sum.apply(flat, groups)
     else:
-        out = _run_sum(flat, groups)
-    out = out.reshape(out.size(0), *x.shape[1:])
-    if reduce == "mean":
-        counts = groups.grouping.counts.clamp(min=1).to(accumulator(x.dtype))
-        out = (out / counts.view(-1, *[1] * (x.dim() - 1))).to(x.dtype)
-    return out
+        scale = None
+        if reduce == "mean":
+            counts = groups.grouping.counts.clamp(min=1)
+            scale = counts.to(accumulator(x.dtype)).reciprocal_()
+        if wants_grad(flat):
+            out = _Sum.apply(flat, groups, scale)
+        else:
+            out = _run_sum(flat, groups, scale)
+    return out.reshape(out.size(0), *x.shape[1:])
 
 
 def _width(x: Tensor) -> int:
     return x[0].numel() if x.size(0) else int(torch.Size(x.shape[1:]).numel())
 
 
-def _run_sum(x: Tensor, groups: Groups) -> Tensor:
+def _run_sum(x: Tensor, groups: Groups, scale: Tensor | None = None) -> Tensor:
+    """Sums per group, times ``scale`` ``[groups]`` of the accumulator dtype."""
     backend = kernels.pick_for(x)
-    out: Tensor = backend.spmm_sum(groups.grouping.over_entries, x)
+    grouping = groups.grouping.over_entries
+    out: Tensor = backend.spmm_sum(grouping, x, dst_scale=scale)
     return out
 
 
@@ -185,30 +204,35 @@ def _run_extreme(
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, index: Tensor) -> Tensor:
-        return x.index_select(0, index)
+        return _pick_rows(x, index)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, ctx.index = inputs
+        x, index = inputs
         ctx.rows = x.size(0)
+        # Saved, so that autograd complains if it changes before the backward pass.
+        ctx.save_for_backward(index)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
-        return scatter(grad, ctx.index, ctx.rows), None
+        (index,) = ctx.saved_tensors
+        return scatter(grad, index, ctx.rows), None
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, groups: Groups) -> Tensor:
-        return _run_sum(x, groups)
+    def forward(x: Tensor, groups: Groups, scale: Tensor | None) -> Tensor:
+        return _run_sum(x, groups, scale)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.groups = inputs[1]
+        _, ctx.groups, ctx.scale = inputs
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return gather(grad, ctx.groups.index), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        if ctx.scale is not None:
+            grad = (grad * ctx.scale.unsqueeze(-1)).to(grad.dtype)
+        return gather(grad, ctx.groups.index), None, None
 
 
 class _Extreme(torch.autograd.Function):
@@ -250,6 +274,8 @@ def _extreme_gradient(
 
 def _scatter_traced(x: Tensor, index: Tensor, dim_size: int, reduce: str) -> Tensor:
     flat = x.flatten(1) if x.dim() > 1 else x.unsqueeze(-1)
+    if reduce == "mean":
+        flat = flat.to(accumulator(x.dtype))  # the sum may overflow where the mean fits
     out: Tensor
     if reduce in ("max", "min"):
         out, _ = _scatter_extreme(flat, index, dim_size, reduce == "max")

@@ -10,7 +10,7 @@ from torch import Tensor
 from gnnaccel import kernels
 from gnnaccel.graph import Graph, Size, grouping_of
 from gnnaccel.ops.adj import check_tensors, hold, tracing, wants_grad
-from gnnaccel.ops.gather import Groups, gather, scatter
+from gnnaccel.ops.gather import Groups, check_index, gather, scatter
 
 #: Added to the denominator, as in :func:`torch_geometric.utils.softmax`.
 EPSILON = 1e-16
@@ -33,7 +33,7 @@ def softmax(x: Tensor, index: Tensor, num_nodes: int | None = None) -> Tensor:
         ValueError: Shapes don't fit.
         EdgeIndexError: An index is outside ``[0, num_nodes)``.
     """
-    check_tensors(x=x, index=index)
+    check_index(index, x)
     if index.dim() != 1 or x.dim() == 0 or index.size(0) != x.size(0):
         raise ValueError(
             f"Expected 'index' to have one entry per row of 'x' (got "
