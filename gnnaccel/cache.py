@@ -66,7 +66,10 @@ class Memory:
         elif full_key in entry.values:
             found: T = entry.values[full_key]
             return found
-        value = build()
+        # Kept beyond this call, and so no inference tensors: they can't be saved for a
+        # backward pass.
+        with torch.inference_mode(False):
+            value = build()
         entry.values[full_key] = value
         return value
 

@@ -232,10 +232,11 @@ class Graph:
     def edge_index(self) -> Tensor:
         """``[2, E]``, int64: sources and destinations in input order."""
         if self._coo is None:
-            grouped = torch.stack([self.col.long(), self.rows.row])
-            if self.perm is not None:
-                order = self.perm.long()
-                grouped = torch.empty_like(grouped).index_copy_(1, order, grouped)
+            with torch.inference_mode(False):  # it may be saved for a backward pass
+                grouped = torch.stack([self.col.long(), self.rows.row])
+                if self.perm is not None:
+                    order = self.perm.long()
+                    grouped = torch.empty_like(grouped).index_copy_(1, order, grouped)
             self._coo = grouped
         return self._coo
 
@@ -298,7 +299,8 @@ class Graph:
     def derived(self, key: Any, build: Callable[[], Tensor]) -> Tensor:
         """A tensor that follows from the structure, a degree say; built once."""
         if key not in self._derived:
-            self._derived[key] = build()
+            with torch.inference_mode(False):
+                self._derived[key] = build()
         return self._derived[key]
 
     # Movement ------------------------------------------------------------------------
@@ -427,8 +429,10 @@ def split_size(size: Size) -> tuple[int | None, int | None]:
 def _resolve_size(edge_index: Tensor, size: Size) -> tuple[int, int]:
     num_src, num_dst = split_size(size)
     for given in (num_src, num_dst):
-        if given is not None and given < 0:
-            raise ValueError(f"Expected 'size' to hold no negative number (got {size})")
+        if given is not None and (not hasattr(given, "__index__") or given < 0):
+            raise ValueError(
+                f"Expected 'size' to hold whole numbers of at least 0 (got {size})"
+            )
     if size is None:
         both = int(edge_index.max()) + 1 if edge_index.numel() else 0
         return both, both

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import nn
+from torch_geometric import typing
 
 import gnnaccel
 
@@ -234,6 +235,10 @@ def test_lazy_layers_are_initialised_under_the_fused_forward():
     torch.testing.assert_close(fast.state_dict(), stock.state_dict())
 
 
+@pytest.mark.skipif(
+    not (typing.WITH_TORCH_SPARSE or typing.WITH_PYG_LIB),
+    reason="PyG's NeighborLoader needs torch-sparse or pyg-lib",
+)
 def test_inference_of_a_pyg_model_by_layers():
     """BasicGNN.inference() calls the layers one by one, outside ``forward``."""
     from torch_geometric.data import Data

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch_geometric.typing
 import torch_geometric.utils
 from torch import Tensor
 
@@ -116,14 +117,19 @@ def segment(x: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
             f"Expected 'ptr' to rise from 0 to {x.size(0)}, the rows of 'x' (got "
             f"{int(ptr[0])} to {int(ptr[-1])})"
         )
-    if reduce in ("max", "min") and wants_grad(x):
-        # Runs split the gradient among ties by other rules than scatter.
+    if (
+        reduce in ("max", "min")
+        and torch_geometric.typing.WITH_TORCH_SCATTER
+        and wants_grad(x)
+    ):
+        # PyG takes torch-scatter's then, which gives the gradient to one of the ties.
         out: Tensor = torch_geometric.utils.segment(x, ptr.long(), reduce)
         return out
     longest = int(counts.max()) if counts.numel() else 0
     entries = x.size(0)
     grouping = Grouping(ptr.contiguous(), None, None, entries, entries, longest)
-    return _scatter(x, Groups(grouping.row, grouping), reduce)
+    # Unlike scatter's, the gradient of runs has no tie with a zero to start from.
+    return _scatter(x, Groups(grouping.row, grouping), reduce, zero_ties=False)
 
 
 def _pick_rows(x: Tensor, index: Tensor) -> Tensor:
@@ -159,12 +165,12 @@ def check_index(index: Tensor, x: Tensor) -> None:
         )
 
 
-def _scatter(x: Tensor, groups: Groups, reduce: str) -> Tensor:
+def _scatter(x: Tensor, groups: Groups, reduce: str, zero_ties: bool = True) -> Tensor:
     flat = x.reshape(x.size(0), _width(x))
     out: Tensor
     if reduce in ("max", "min"):
         if wants_grad(flat):
-            out, _ = _Extreme.apply(flat, groups, reduce == "max")
+            out, _ = _Extreme.apply(flat, groups, reduce == "max", zero_ties)
         else:
             out, _ = _run_extreme(flat, groups, reduce == "max", False)
     else:
@@ -237,12 +243,16 @@ class _Sum(torch.autograd.Function):
 
 class _Extreme(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, groups: Groups, is_max: bool) -> Any:
-        return _run_extreme(x, groups, is_max, True)
+    def forward(x: Tensor, groups: Groups, is_max: bool, zero_ties: bool) -> Any:
+        out, ties = _run_extreme(x, groups, is_max, True)
+        assert ties is not None
+        if not zero_ties:  # and an empty run, whose only tie that was, divides by 1
+            ties = (ties - (out == 0).to(ties.dtype)).clamp_(min=1)
+        return out, ties
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        x, ctx.groups, ctx.is_max = inputs
+        x, ctx.groups, ctx.is_max, _ = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, *output)
@@ -250,10 +260,11 @@ class _Extreme(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return None, None, None
+            return None, None, None, None
         x, out, ties = ctx.saved_tensors
         return (
             _extreme_gradient(grad, x, out, ties, ctx.groups.index, ctx.is_max),
+            None,
             None,
             None,
         )
