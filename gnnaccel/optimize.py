@@ -54,8 +54,9 @@ def optimize(
     ``optimize`` before ``torch.jit.script``. A model already wrapped by
     ``torch.compile`` is reached: it recompiles at its next call.
 
-    A whole model saved with ``torch.save(model)`` names its layers' classes, so that
-    file needs gnnaccel wherever it is loaded. ``model.state_dict()`` never does.
+    A whole model saved with ``torch.save(model)`` or ``torch.package`` names its
+    layers' classes, so that file needs gnnaccel wherever it is loaded; ``restore`` it
+    first where that may not be. ``model.state_dict()`` never needs it.
 
     Args:
         model: The model, or a single layer.
