@@ -236,6 +236,30 @@ def compare(
     return actual
 
 
+def compare_gradient_layouts(
+    ours: Callable[..., Tensor], oracle: Callable[..., Tensor], args: tuple[Any, ...]
+) -> None:
+    """Asserts that gradients agree whatever the strides of the incoming gradient.
+
+    ``out.sum()`` alone sends an expanded one, of stride zero.
+    """
+    with torch.no_grad():
+        shape = oracle(*args).shape
+    full = torch.randn(shape, dtype=torch.float64)
+    layouts = {
+        "expanded": torch.ones((), dtype=torch.float64).expand(shape),
+        "transposed": full.mT.contiguous().mT if full.dim() > 1 else full,
+        "strided": torch.stack([full, full], dim=-1)[..., 0],
+    }
+    for name, grad in layouts.items():
+        expected = results(oracle, fresh(args), grad=grad.contiguous())
+        actual = results(ours, fresh(args), grad=grad)
+        assert actual.keys() == expected.keys()
+        for key, value in actual.items():
+            scale = expected[key].abs().clamp(min=1)
+            assert_near(value, expected[key], scale, name=f"{key}, incoming {name}")
+
+
 def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(_map(item, function) for item in value)

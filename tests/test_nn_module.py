@@ -246,7 +246,15 @@ def test_hooks_on_the_inner_linear_see_what_pyg_shows(name, fin):
         torch.testing.assert_close(got, wanted)
 
 
+class Squashed(nn.Linear):
+    """Has a weight and a bias, and is not linear."""
+
+    def forward(self, x):
+        return super().forward(x).tanh()
+
+
 SURGERY = {
+    "subclass": Squashed,
     "with_bias": lambda fin, fout: nn.Linear(fin, fout),
     "without_bias": lambda fin, fout: nn.Linear(fin, fout, bias=False),
     "pyg_with_bias": lambda fin, fout: pyg.Linear(fin, fout),

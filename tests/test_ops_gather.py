@@ -5,7 +5,7 @@ import torch
 from graphs import WIDTHS
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import DTYPES, assert_near, compare
+from oracles import DTYPES, assert_near, compare, compare_gradient_layouts
 from torch.autograd import gradcheck, gradgradcheck
 
 from gnnaccel import ops
@@ -57,6 +57,13 @@ def test_layouts(backend, layout):
         "columns": torch.randn(7, 10, dtype=torch.float64)[:, ::2],
     }[layout]
     _compare(INDICES["repeated"], x.requires_grad_())
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
+def test_layouts_of_the_incoming_gradient(backend, shape):
+    index = INDICES["repeated"]
+    x = torch.randn(7, *shape, dtype=torch.float64, requires_grad=True)
+    compare_gradient_layouts(lambda x: ops.gather(x, index), lambda x: x[index], (x,))
 
 
 def test_derivatives(backend):

@@ -5,7 +5,7 @@ import torch
 from graphs import WIDTHS
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import DTYPES, assert_near, compare
+from oracles import DTYPES, assert_near, compare, compare_gradient_layouts
 from torch.autograd import gradcheck, gradgradcheck
 from torch_geometric.utils import scatter as pyg_scatter
 from torch_geometric.utils import segment as pyg_segment
@@ -134,6 +134,25 @@ def test_layouts(backend, reduce, layout):
     _scatter(index, size, x, reduce)
     if reduce != "mul" and layout != "expanded":
         _segment(PTRS["holes"], x, reduce)
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
+@pytest.mark.parametrize("reduce", SEGMENTS)
+def test_layouts_of_the_incoming_gradient(backend, reduce, shape):
+    index, size = INDICES["unsorted"]
+    compare_gradient_layouts(
+        lambda x: ops.scatter(x, index, size, reduce),
+        lambda x: pyg_scatter(x, index, 0, size, reduce),
+        (_values(7, *shape),),
+    )
+    # PyG's own, with torch-scatter, takes contiguous gradients only.
+    ptr = PTRS["holes"]
+    groups = torch.arange(6).repeat_interleave(ptr.diff())
+    compare_gradient_layouts(
+        lambda x: ops.segment(x, ptr, reduce),
+        lambda x: pyg_scatter(x, groups, 0, 6, reduce),
+        (_values(7, *shape),),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

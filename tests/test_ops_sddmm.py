@@ -5,7 +5,7 @@ import torch
 from graphs import ALL, BIPARTITE, SQUARE, WIDTHS, cases, random_edges
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import DTYPES, assert_near, compare
+from oracles import DTYPES, assert_near, compare, compare_gradient_layouts
 from oracles import sddmm as oracle_sddmm
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -73,6 +73,16 @@ def test_layouts(backend, layout):
         "columns": lambda: torch.randn(13, 10, dtype=torch.float64)[:, ::2],
     }[layout]
     _compare(case, (make().requires_grad_(), make().requires_grad_()))
+
+
+@pytest.mark.parametrize("heads", [(), (3,)])
+def test_layouts_of_the_incoming_gradient(backend, heads):
+    case = BIPARTITE["wide"]
+    compare_gradient_layouts(
+        lambda a, b: ops.sddmm(_graph(case), a, b),
+        lambda a, b: oracle_sddmm(case.edge_index, a, b),
+        _ends(case, 4, *heads),
+    )
 
 
 def test_one_tensor_at_both_ends(backend):

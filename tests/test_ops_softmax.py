@@ -5,7 +5,7 @@ import torch
 from graphs import ALL, BIPARTITE, SQUARE, cases, random_edges
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import DTYPES, assert_near, compare
+from oracles import DTYPES, assert_near, compare, compare_gradient_layouts
 from torch.autograd import gradcheck, gradgradcheck
 from torch_geometric.utils import softmax as pyg_softmax
 
@@ -99,6 +99,21 @@ def test_layouts(backend, layout):
         "columns": torch.randn(60, 6, dtype=torch.float64)[:, ::2],
     }[layout]
     _compare(case, logits.requires_grad_())
+
+
+@pytest.mark.parametrize("heads", [(), (3,)])
+def test_layouts_of_the_incoming_gradient(backend, heads):
+    case = SQUARE["unsorted"]
+    index = case.edge_index[1]
+    for function in (
+        lambda x: ops.edge_softmax(_graph(case), x),
+        lambda x: ops.softmax(x, index, 13),
+    ):
+        compare_gradient_layouts(
+            function,
+            lambda x: pyg_softmax(x, index, num_nodes=13),
+            (_logits(case, *heads),),
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -7,7 +7,7 @@ import torch
 from graphs import ALL, BIPARTITE, SQUARE, WIDTHS, cases, random_edges
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import DTYPES, assert_near, compare, dense
+from oracles import DTYPES, assert_near, compare, compare_gradient_layouts, dense
 from oracles import spmm as oracle_spmm
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -148,27 +148,19 @@ def test_layouts_of_the_weight(backend, layout, reduce):
     _compare(case, _features(13, 4, *heads), weight.requires_grad_(), reduce)
 
 
-@pytest.mark.parametrize("layout", ["expanded", "transposed", "columns"])
+@pytest.mark.parametrize("heads", [(), (3,)])
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("reduce", REDUCES)
-def test_layouts_of_the_incoming_gradient(backend, reduce, layout):
-    """``out.sum()`` alone sends an expanded gradient of stride zero."""
+def test_layouts_of_the_incoming_gradient(backend, reduce, weighted, heads):
     case = SQUARE["unsorted"]
-    grad = {
-        "expanded": torch.ones((), dtype=torch.float64).expand(13, 4),
-        "transposed": torch.randn(4, 13, dtype=torch.float64).t(),
-        "columns": torch.randn(13, 8, dtype=torch.float64)[:, ::2],
-    }[layout]
-    grads = []
-    for function in (ops.spmm, None):
-        x = torch.arange(52.0).view(13, 4).double().sin().requires_grad_()
-        w = torch.arange(float(case.num_edges)).double().cos().requires_grad_()
-        if function is None:
-            out = oracle_spmm(case.edge_index, x, w, reduce, 13)
-        else:
-            out = function(case.edge_index, x, w, reduce, size=13)
-        grads.append(torch.autograd.grad(out, (x, w), grad))
-    for actual, expected in zip(*grads, strict=True):
-        assert_near(actual, expected)
+    weight = None
+    if weighted:
+        weight = torch.rand(60, dtype=torch.float64, requires_grad=True)
+    compare_gradient_layouts(
+        lambda x, w: ops.spmm(case.edge_index, x, w, reduce, size=13),
+        lambda x, w: oracle_spmm(case.edge_index, x, w, reduce, 13),
+        (_features(13, 4, *heads), weight),
+    )
 
 
 def test_dense_formula(backend):
@@ -272,6 +264,18 @@ def test_nan_and_infinity_go_where_pyg_sends_them(backend, dtype, reduce, weight
     actual = ops.spmm(case.edge_index, low, w, reduce, size=13)
     expected = oracle_spmm(case.edge_index, low.double(), weight, reduce, 13)
     assert_near(actual, expected, torch.full_like(expected, 40.0))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf")])
+def test_gradients_beside_nan_and_infinity(backend, special, reduce, weighted):
+    """Torch's maximum of a row with NaN sends NaN back along all of its edges."""
+    case = SQUARE["unsorted"]
+    x = torch.randn(13, 4, dtype=torch.float64)
+    x[3, 1] = x[9, 1] = x[5, 2] = special
+    weight = torch.full((60,), 2.0, dtype=torch.float64) if weighted else None
+    _compare(case, x.requires_grad_(), weight, reduce)
 
 
 @pytest.mark.parametrize("reduce", REDUCES)
