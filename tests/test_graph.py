@@ -301,6 +301,16 @@ def test_graph_keeps_its_edges_when_the_input_changes():
     )
 
 
+def test_graph_keeps_its_csr_when_the_input_changes():
+    kept = Graph.from_edge_index(SQUARE["sorted"].edge_index, size=13)
+    rowptr, col = kept.rowptr.clone(), kept.col.clone()
+    graph = Graph.from_csr(rowptr, col, 13)
+    rowptr.zero_()
+    col.zero_()
+    _check(graph, SQUARE["sorted"])
+    _check(graph.t, _flipped(SQUARE["sorted"]), stable=False)
+
+
 def test_graph_is_immutable():
     graph = Graph.from_edge_index(random_edges(6, 6, 12))
     with pytest.raises(AttributeError):

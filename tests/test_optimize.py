@@ -489,6 +489,17 @@ def test_an_optimised_model_can_be_scripted():
     close(call(model), expected)
 
 
+def test_an_exported_program_needs_no_gnnaccel():
+    """What torch.export and the ONNX exporter write must run where we are not."""
+    model = gnnaccel.optimize(pyg.GraphSAGE(5, 8, 2, 3).double().eval())
+    expected = call(model)
+    program = torch.export.export(model, graph())
+    targets = [str(node.target) for node in program.graph.nodes]
+    assert targets and not [target for target in targets if "gnnaccel" in target]
+    close(program.module()(*graph()), expected)
+    assert gnnaccel.explain(model).fused == 2
+
+
 # Mistakes --------------------------------------------------------------------------
 
 

@@ -57,13 +57,23 @@ class Fused:
     #: What computes the layer on the fused path, for people.
     fused_by: ClassVar[str]
 
+    #: What :func:`_overridden` says of the class.
+    _overrides: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Look once per class, not at each call and not in a compiled graph."""
+        super().__init_subclass__(**kwargs)
+        cls._overrides = _overridden(cls)
+
     def why_not_fused(self) -> str | None:
         """Why ``forward`` goes to PyG's whatever its input; ``None``: it does not."""
         state = self.__dict__
         cls: Any = type(self)
+        if torch.compiler.is_exporting():
+            return "the model is being exported: our operators need not exist there"
         if state["_explain"]:
             return "explain mode is on"
-        skipped = _overridden(cls)
+        skipped = self._overrides
         if skipped is None:
             skipped = next((name for name in _SKIPPED if name in state), None)
             # Explain mode and `decomposed_layers` leave PyG's own on the instance.
@@ -120,7 +130,6 @@ def _stock(cls: Any) -> type:
     return stock
 
 
-@cache
 def _overridden(cls: Any) -> str | None:
     """A method the fused path would skip that a subclass of a fused layer defines."""
     for base in cls.__mro__:
