@@ -17,6 +17,7 @@ from oracles import single_threaded  # noqa: E402
 
 import gnnaccel  # noqa: E402
 from gnnaccel.kernels import memory, native  # noqa: E402
+from gnnaccel.nn import dense  # noqa: E402
 
 hypothesis.settings.register_profile(
     "gnnaccel",
@@ -56,6 +57,7 @@ def route(request, monkeypatch):
         if not native.available():
             pytest.skip(native.reason())
         monkeypatch.setattr(memory, "THRESHOLD", 0)
+        monkeypatch.setattr(dense, "_LONG", 1)
         stale = [memory.empty((64,), torch.float64).fill_(torch.nan) for _ in range(30)]
         del stale
     with _chosen("auto" if request.param == "large" else request.param):

@@ -145,9 +145,22 @@ def test_linear_is_torchs(bias, dtype):
     inputs = (x, *module.parameters())
     ours = torch.autograd.grad(dense.apply(module, x), inputs, grad)
     theirs = torch.autograd.grad(module(x), inputs, grad)
+    # A sum of ROWS numbers, in another order.
+    rounding = ROWS**0.5 * 50 * torch.finfo(dtype).eps
     torch.testing.assert_close(dense.apply(module, x), module(x))
     for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=rounding)
+
+
+@pytest.mark.parametrize("rows", [8 * 1024 - 1, 8 * 1024, 8 * 1024 + 5])
+def test_a_weights_gradient_in_parts_is_the_whole(rows):
+    torch.manual_seed(0)
+    grad, x = torch.randn(rows, 7), torch.randn(rows, 5)
+    for long in (x, torch.randn(5, rows).t(), x[:, :1].expand(rows, 5)):
+        want = grad.double().t() @ long.double()
+        torch.testing.assert_close(
+            dense.outer(grad, long).double(), want, rtol=1e-4, atol=1e-3
+        )
 
 
 def test_linear_has_second_derivatives(monkeypatch):

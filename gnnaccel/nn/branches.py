@@ -15,8 +15,9 @@ from torch import Tensor
 from gnnaccel.kernels import transforming
 from gnnaccel.nn import dense
 from gnnaccel.nn.fused import aggregation_columns, may_reorder, plain_linear
-from gnnaccel.nn.neighbours import add_to, linear_of_neighbours
+from gnnaccel.nn.neighbours import add_to, aggregate, linear_of_neighbours
 from gnnaccel.ops.adj import Adj, node_scale, wants_grad
+from gnnaccel.ops.extreme import run_extreme, split
 from gnnaccel.ops.product import Scales, spmm_sum
 
 
@@ -47,7 +48,6 @@ def neighbours_and_root(
         return linear_of_neighbours(rel, adj, x_src, weight, reduce)
     if (
         x_dst is x_src
-        and reduce in ("sum", "mean")
         and adj.graph is not None
         and adj.num_src == adj.num_dst
         and plain_linear(rel)
@@ -60,10 +60,9 @@ def neighbours_and_root(
         and root.weight.dtype == x_src.dtype
     ):
         first, second = aggregation_columns(rel, x_src)
-        if first <= second:
-            scale = node_scale(adj, "mean", x_src.dtype) if reduce == "mean" else None
+        if first <= second or reduce in ("max", "min"):
             out: Tensor = _Branches.apply(
-                x_src, rel.weight, root.weight, rel.bias, adj, weight, scale
+                x_src, rel.weight, root.weight, rel.bias, adj, weight, reduce
             )[0]
             return out
     out = linear_of_neighbours(rel, adj, x_src, weight, reduce)
@@ -79,39 +78,54 @@ class _Branches(torch.autograd.Function):
         bias: Tensor | None,
         adj: Adj,
         weight: Tensor | None,
-        scale: Tensor | None,
+        reduce: str,
     ) -> Any:
-        neighbours = spmm_sum(adj, x, weight, Scales(dst=scale))
+        ties = None
+        if reduce in ("max", "min"):
+            neighbours, ties = run_extreme(adj, x, weight, reduce == "max", True)
+        else:
+            neighbours = aggregate(adj, x, weight, reduce)
         out = dense.product(neighbours, rel.t(), bias).addmm_(x, root.t())
-        return out, neighbours
+        return out, neighbours, ties
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        x, rel, root, _, ctx.adj, weight, ctx.scale = inputs
-        ctx.mark_non_differentiable(output[1])
+        x, rel, root, _, ctx.adj, weight, ctx.reduce = inputs
+        _, neighbours, ties = output
+        ctx.mark_non_differentiable(*output[1 : 2 + (ties is not None)])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, rel, root, weight, output[1])
+        ctx.save_for_backward(x, rel, root, weight, neighbours, ties)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * 7
-        x, rel, root, weight, neighbours = ctx.saved_tensors
-        adj, scale = ctx.adj, ctx.scale
+        x, rel, root, weight, neighbours, ties = ctx.saved_tensors
         need_x, need_rel, need_root, need_bias = ctx.needs_input_grad[:4]
         # Derivatives of derivatives are asked for, or a batch of gradients.
         second = torch.is_grad_enabled() or transforming(grad)
         grad_x = None
         if need_x:
             back = grad @ rel if second else dense.product(grad, rel)
-            grad_x = spmm_sum(adj, back, weight, Scales(src=scale), transposed=True)
+            if ties is None:
+                scale = None
+                if ctx.reduce == "mean":
+                    scale = node_scale(ctx.adj, "mean", x.dtype)
+                grad_x = spmm_sum(
+                    ctx.adj, back, weight, Scales(src=scale), transposed=True
+                )
+            else:
+                share = back / ties if second else back.div_(ties)
+                grad_x = split(
+                    ctx.adj, share, x, neighbours, weight, ctx.reduce == "max"
+                )
             grad_x = grad_x + grad @ root if second else grad_x.addmm_(grad, root)
         if need_rel and second:
-            neighbours = spmm_sum(adj, x, weight, Scales(dst=scale))
+            neighbours = aggregate(ctx.adj, x, weight, ctx.reduce)
         return (
             grad_x,
-            grad.t() @ neighbours if need_rel else None,
-            grad.t() @ x if need_root else None,
+            dense.outer(grad, neighbours) if need_rel else None,
+            dense.outer(grad, x) if need_root else None,
             grad.sum(0) if need_bias else None,
             None,
             None,

@@ -30,13 +30,17 @@ def spmm_extreme(adj: Adj, x: Tensor, weight: Tensor | None, is_max: bool) -> Te
     elif wants_grad(x):
         out, _ = _Extreme.apply(x, weight, adj, is_max)
     else:
-        out, _ = _run_extreme(adj, x, weight, is_max, with_ties=False)
+        out, _ = run_extreme(adj, x, weight, is_max, with_ties=False)
     return out
 
 
-def _run_extreme(
+def run_extreme(
     adj: Adj, x: Tensor, weight: Tensor | None, is_max: bool, with_ties: bool
 ) -> tuple[Tensor, Tensor | None]:
+    """Extremes ``[num_dst, F]`` and, if asked, by how much each gradient is divided.
+
+    Without autograd. See :func:`spmm_extreme` for the arguments.
+    """
     backend = kernels.pick_for(x)
     result: tuple[Tensor, Tensor | None] = backend.spmm_extreme(
         adj.grouping(False), x, weight, is_max, with_ties
@@ -47,7 +51,7 @@ def _run_extreme(
 class _Extreme(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor | None, adj: Adj, is_max: bool) -> Any:
-        return _run_extreme(adj, x, weight, is_max, with_ties=True)
+        return run_extreme(adj, x, weight, is_max, with_ties=True)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -62,12 +66,26 @@ class _Extreme(torch.autograd.Function):
             return None, None, None, None
         x, weight, out, ties = ctx.saved_tensors
         share = grad.to(ties.dtype) / ties
-        return (
-            _select(ctx.adj, share, x, out, weight, ctx.is_max, True),
-            None,
-            None,
-            None,
-        )
+        return split(ctx.adj, share, x, out, weight, ctx.is_max), None, None, None
+
+
+def split(
+    adj: Adj, share: Tensor, x: Tensor, out: Tensor, weight: Tensor | None, is_max: bool
+) -> Tensor:
+    """The gradient of ``x``: to every message that attains an extreme, its share.
+
+    Args:
+        adj: The graph.
+        share: ``[num_dst, F]``, the extremes' gradient divided by their ties.
+        x: ``[num_src, F]``.
+        out: The extremes, ``[num_dst, F]``.
+        weight: ``[E]`` or ``None``.
+        is_max: Largest, else smallest.
+
+    Returns:
+        ``[num_src, F]``, differentiable in ``share``.
+    """
+    return _select(adj, share, x, out, weight, is_max, True)
 
 
 def _select(
@@ -160,7 +178,7 @@ def _spmm_extreme(
     is_max: bool,
 ) -> tuple[Tensor, Tensor]:
     adj = found(edge_index, num_src, num_dst)
-    out, ties = _run_extreme(adj, x, weight, is_max, with_ties=True)
+    out, ties = run_extreme(adj, x, weight, is_max, with_ties=True)
     assert ties is not None
     return out, ties
 
