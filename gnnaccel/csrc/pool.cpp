@@ -1,6 +1,7 @@
 #include "pool.h"
 
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <unordered_map>
@@ -50,8 +51,10 @@ class Pool {
     const int64_t size = (bytes + kHuge - 1) / kHuge * kHuge;
     std::lock_guard<std::mutex> lock(mutex_);
     // The smallest that fits, unless a quarter of it or more would lie idle.
-    const auto fit = free_.lower_bound(size);
+    auto fit = free_.lower_bound(size);
     if (fit != free_.end() && fit->first <= size + size / 4) {
+      // Of equal ones the last that was given back: it may still be in the cache.
+      fit = std::prev(free_.upper_bound(fit->first));
       const auto [found, block] = *fit;
       free_.erase(fit);
       stats_.cached -= found;
