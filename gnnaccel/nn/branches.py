@@ -18,6 +18,7 @@ from gnnaccel.nn.fused import aggregation_columns, may_reorder, plain_linear
 from gnnaccel.nn.neighbours import add_to, aggregate, linear_of_neighbours
 from gnnaccel.ops.adj import Adj, node_scale, wants_grad
 from gnnaccel.ops.extreme import run_extreme, split
+from gnnaccel.ops.function import Function
 from gnnaccel.ops.product import Scales, spmm_sum
 
 
@@ -56,7 +57,7 @@ def neighbours_and_root(
         and may_reorder(x_src)
         and not wants_grad(weight)
         and wants_grad(x_src, rel.weight, root.weight)
-        and dense.pays(x_src, rel.weight, rel.bias)
+        and dense.serves(x_src, rel.weight, rel.bias)
         and root.weight.dtype == x_src.dtype
     ):
         first, second = aggregation_columns(rel, x_src)
@@ -69,7 +70,7 @@ def neighbours_and_root(
     return add_to(out, dense.apply(root, x_dst), rel)
 
 
-class _Branches(torch.autograd.Function):
+class _Branches(Function):
     @staticmethod
     def forward(
         x: Tensor,

@@ -15,6 +15,7 @@ from torch import Tensor
 from gnnaccel.kernels import memory, transforming
 from gnnaccel.nn.fused import plain_linear
 from gnnaccel.ops.adj import tracing, wants_grad
+from gnnaccel.ops.function import Function
 
 #: Parts of a long sum, and the rows of one from which parts pay.
 _PARTS = 8
@@ -52,12 +53,20 @@ def pays(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether the arguments of :func:`linear` are served, and large enough to pay."""
     return (
         x.dim() == 2
+        and x.size(0) * max(weight.shape) * x.element_size() >= memory.THRESHOLD
+        and serves(x, weight, bias)
+    )
+
+
+def serves(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether :func:`product` and :func:`outer` do what torch does with these."""
+    return (
+        x.dim() == 2
         and x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
         and weight.dtype == x.dtype
         and (bias is None or bias.dtype == x.dtype)
         and x.size(1) == weight.size(1)
-        and x.size(0) * max(weight.shape) * x.element_size() >= memory.THRESHOLD
         and not torch.is_autocast_enabled("cpu")
         and not transforming(x)
         and not torch.jit.is_tracing()  # type: ignore[attr-defined]
@@ -98,7 +107,7 @@ def outer(grad: Tensor, x: Tensor) -> Tensor:
     return out if whole == x.size(0) else out.addmm_(grad[whole:].t(), x[whole:])
 
 
-class _Linear(torch.autograd.Function):
+class _Linear(Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return product(x, weight.t(), bias)

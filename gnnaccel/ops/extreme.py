@@ -10,6 +10,7 @@ from torch import Tensor
 from gnnaccel import kernels
 from gnnaccel.kernels.grouping import accumulator
 from gnnaccel.ops.adj import Adj, found, wants_grad
+from gnnaccel.ops.function import Function
 
 
 def spmm_extreme(adj: Adj, x: Tensor, weight: Tensor | None, is_max: bool) -> Tensor:
@@ -48,7 +49,7 @@ def run_extreme(
     return result
 
 
-class _Extreme(torch.autograd.Function):
+class _Extreme(Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor | None, adj: Adj, is_max: bool) -> Any:
         return run_extreme(adj, x, weight, is_max, with_ties=True)
@@ -137,7 +138,7 @@ def _run_select(
     return out
 
 
-class _Select(torch.autograd.Function):
+class _Select(Function):
     @staticmethod
     def forward(
         v: Tensor,

@@ -18,6 +18,7 @@ from gnnaccel.errors import EdgeIndexError
 from gnnaccel.graph import grouping_of
 from gnnaccel.kernels.grouping import Grouping, accumulator
 from gnnaccel.ops.adj import check_tensors, tracing, wants_grad
+from gnnaccel.ops.function import Function
 
 
 def gather(x: Tensor, index: Tensor) -> Tensor:
@@ -207,7 +208,7 @@ def _run_extreme(
     return result
 
 
-class _Gather(torch.autograd.Function):
+class _Gather(Function):
     @staticmethod
     def forward(x: Tensor, index: Tensor) -> Tensor:
         return _pick_rows(x, index)
@@ -225,7 +226,7 @@ class _Gather(torch.autograd.Function):
         return scatter(grad, index, ctx.rows), None
 
 
-class _Sum(torch.autograd.Function):
+class _Sum(Function):
     @staticmethod
     def forward(x: Tensor, groups: Groups, scale: Tensor | None) -> Tensor:
         return _run_sum(x, groups, scale)
@@ -241,7 +242,7 @@ class _Sum(torch.autograd.Function):
         return gather(grad, ctx.groups.index), None, None
 
 
-class _Extreme(torch.autograd.Function):
+class _Extreme(Function):
     @staticmethod
     def forward(x: Tensor, groups: Groups, is_max: bool, zero_ties: bool) -> Any:
         out, ties = _run_extreme(x, groups, is_max, True)

@@ -15,6 +15,7 @@ from torch import Tensor
 from gnnaccel import kernels
 from gnnaccel.kernels.grouping import Grouping
 from gnnaccel.ops.adj import Adj, found, wants_grad
+from gnnaccel.ops.function import Function
 
 
 class Scales(NamedTuple):
@@ -134,7 +135,7 @@ def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
     return (x * scale.view(-1, *[1] * (x.dim() - 1))).to(x.dtype)
 
 
-class _Sum(torch.autograd.Function):
+class _Sum(Function):
     @staticmethod
     def forward(
         x: Tensor,
@@ -261,7 +262,7 @@ def _dot_gradients(
     )
 
 
-class _Sddmm(torch.autograd.Function):
+class _Sddmm(Function):
     @staticmethod
     def forward(a: Tensor, b: Tensor, adj: Adj) -> Tensor:
         return _run_dot(adj, a, b)

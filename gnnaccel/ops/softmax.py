@@ -10,6 +10,7 @@ from torch import Tensor
 from gnnaccel import kernels
 from gnnaccel.graph import Graph, Size, grouping_of
 from gnnaccel.ops.adj import check_tensors, hold, tracing, wants_grad
+from gnnaccel.ops.function import Function
 from gnnaccel.ops.gather import Groups, check_index, gather, scatter
 
 #: Added to the denominator, as in :func:`torch_geometric.utils.softmax`.
@@ -111,7 +112,7 @@ def _run_backward(s: Tensor, grad: Tensor, groups: Groups) -> Tensor:
     return out
 
 
-class _Softmax(torch.autograd.Function):
+class _Softmax(Function):
     @staticmethod
     def forward(x: Tensor, groups: Groups) -> Tensor:
         return _run(x, groups)
@@ -129,7 +130,7 @@ class _Softmax(torch.autograd.Function):
         return _run_backward(s, grad, ctx.groups), None
 
 
-class _SoftmaxBackward(torch.autograd.Function):
+class _SoftmaxBackward(Function):
     @staticmethod
     def forward(s: Tensor, grad: Tensor, groups: Groups) -> Tensor:
         return _run_backward(s, grad, groups)
