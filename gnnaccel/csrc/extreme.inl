@@ -84,6 +84,10 @@ struct Extreme {
     for_blocks<T, I>(0, a.features, [&]<int K, int N>(Block b) {
       for (int64_t r = r0; r < r1; ++r) {
         if (ranges.skip(r)) continue;
+        if (partial == nullptr) {
+          prefetch_row(static_cast<const T*>(a.out), r, r1, a.features, b);
+          if constexpr (TIES) prefetch_row(static_cast<const A*>(a.ties), r, r1, a.features, b);
+        }
         Vec<A, N> best[K] = {}, count[K] = {};
         entries<K, N>(ranges.begin[r], ranges.end[r], b, best, count);
         if (partial == nullptr) {
@@ -191,6 +195,10 @@ struct Select {
       for (int64_t r = r0; r < r1; ++r) {
         if (ranges.skip(r)) continue;
         const int64_t i = ranges.row(r);
+        if (partial == nullptr) {
+          prefetch_row(static_cast<const T*>(a.out), r, r1, a.features, b);
+          prefetch_row(home, r, r1, stride, b);
+        }
         Vec<A, N> acc[K] = {};
         entries<K, N>(home + i * stride, ranges.begin[r], ranges.end[r], b, acc);
         for (int k = 0; k < K; ++k) {

@@ -90,6 +90,10 @@ struct Sum {
       for_blocks<T, I>(h * width, width, [&]<int K, int N>(Block b) {
         for (int64_t r = r0; r < r1; ++r) {
           if (ranges.skip(r)) continue;
+          if (partial == nullptr) {
+            prefetch_row(static_cast<const T*>(a.out), r, r1, columns, b);
+            if (a.self != nullptr) prefetch_row(static_cast<const T*>(a.x), r, r1, a.x_stride, b);
+          }
           Vec<A, N> acc[K] = {};
           sum_entries<FACTOR, K, N>(v, ranges.begin[r], ranges.end[r], b, acc);
           if (partial == nullptr) {
