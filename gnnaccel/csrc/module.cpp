@@ -4,8 +4,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <vector>
+
 #include "dispatch.h"
 #include "group.h"
+#include "module_worker.h"
+#include "pack.h"
 #include "parallel.h"
 #include "pool.h"
 
@@ -96,6 +100,37 @@ nb::object bind_block(int64_t bytes) {
       nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>>(block, {size_t(bytes)}, owner));
 }
 
+// Plans a batch: (offset of each part, rows of each row of the plan, sizes of both
+// slabs), or where in `index` the first stands that is out of range.
+nb::object bind_plan_batch(Address index, int64_t graphs, Address subset, int64_t n,
+                           Address prefixes, int64_t rows, Address parts, int64_t count,
+                           Address found, Address values) {
+  const int64_t bad = look_up({at<const int64_t>(index), graphs, at<const int64_t>(subset), n,
+                               at<const int64_t>(prefixes), rows, at<int64_t>(found),
+                               at<int64_t>(values)});
+  if (bad >= 0) return nb::cast(bad);
+  std::vector<int64_t> offsets(count);
+  int64_t sizes[2];
+  place(at<const Part>(parts), count,
+        {at<const int64_t>(found), at<const int64_t>(values), graphs}, offsets.data(), sizes);
+  nb::list offset_list, totals;
+  for (const int64_t offset : offsets) offset_list.append(offset);
+  for (int64_t r = 0; r < rows; ++r) {
+    totals.append(at<const int64_t>(values)[r * (graphs + 1) + graphs]);
+  }
+  return nb::make_tuple(offset_list, totals, sizes[0], sizes[1]);
+}
+
+void bind_fill_batch(Address parts, int64_t count, Address index, Address values,
+                     int64_t graphs, Address slab, Address small, bool alone) {
+  nb::gil_scoped_release release;
+  fill_batch({at<const Part>(parts),
+              count,
+              {at<const int64_t>(index), at<const int64_t>(values), graphs},
+              {at(slab), at(small)},
+              alone});
+}
+
 nb::tuple bind_pool_stats() {
   const PoolStats s = pool_stats();
   return nb::make_tuple(s.in_use, s.cached, s.peak, s.fresh, s.reused);
@@ -117,8 +152,11 @@ NB_MODULE(_native, m) {
   m.def("sddmm", &bind_sddmm);
   m.def("softmax", &bind_softmax);
   m.def("read_rows", &bind_read_rows);
+  m.def("plan_batch", &bind_plan_batch);
+  m.def("fill_batch", &bind_fill_batch);
   m.def("block", &bind_block);
   m.def("pool_stats", &bind_pool_stats);
   m.def("pool_limit", &pool_limit);
   m.def("pool_trim", &pool_trim);
+  bind_worker(m);
 }

@@ -1,0 +1,144 @@
+#include "pack.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "parallel.h"
+
+namespace gnnaccel {
+namespace {
+
+constexpr int64_t kAlign = 64;
+
+// Bytes from which a second thread pays.
+constexpr int64_t kParallelBytes = int64_t{1} << 20;
+
+const int64_t* plan_row(const Plan& plan, int64_t row) {
+  return plan.values + row * (plan.graphs + 1);
+}
+
+int64_t bytes_of(const Part& p, const Plan& plan) {
+  const int64_t rows = plan_row(plan, p.plan)[plan.graphs];
+  switch (p.kind) {
+    case Part::kRows: return p.outer * rows * p.row_bytes;
+    case Part::kBatch: return rows * 8;
+    default: return (plan.graphs + 1) * 8;
+  }
+}
+
+template <class T>
+void copy_plus(void* to, const void* from, int64_t bytes, int64_t by) {
+  auto* out = static_cast<T*>(to);
+  const auto* in = static_cast<const T*>(from);
+  // Sums wrap around, as torch's do.
+  using U = std::make_unsigned_t<T>;
+  for (int64_t k = 0; k < bytes / int64_t(sizeof(T)); ++k) out[k] = T(U(in[k]) + U(by));
+}
+
+void copy_rows(const Part& p, const Plan& plan, char* to, int64_t begin, int64_t end) {
+  const auto* data = reinterpret_cast<const char*>(p.data);
+  const auto* starts = reinterpret_cast<const int64_t*>(p.starts);
+  const int64_t* at = plan_row(plan, p.plan);
+  const int64_t rows = at[plan.graphs];
+  for (int64_t o = 0; o < p.outer; ++o) {
+    const char* from = data + o * p.total * p.row_bytes;
+    char* out = to + o * rows * p.row_bytes;
+    const int64_t* by = p.inc < 0 ? nullptr : plan_row(plan, p.inc + o * p.inc_step);
+    // PyG adds plain increments only if the last one is not zero.
+    if (by != nullptr && p.inc_step == 0 && by[plan.graphs - 1] == 0) by = nullptr;
+    for (int64_t g = begin; g < end; ++g) {
+      const int64_t bytes = (at[g + 1] - at[g]) * p.row_bytes;
+      const char* first = from + starts[plan.index[g]] * p.row_bytes;
+      char* target = out + at[g] * p.row_bytes;
+      if (by == nullptr || by[g] == 0) {
+        std::memcpy(target, first, bytes);
+      } else if (p.width == 8) {
+        copy_plus<int64_t>(target, first, bytes, by[g]);
+      } else {
+        copy_plus<int32_t>(target, first, bytes, by[g]);
+      }
+    }
+  }
+}
+
+void number_rows(const Part& p, const Plan& plan, char* to, int64_t begin, int64_t end) {
+  auto* out = reinterpret_cast<int64_t*>(to);
+  const int64_t* at = plan_row(plan, p.plan);
+  for (int64_t g = begin; g < end; ++g) std::fill(out + at[g], out + at[g + 1], g);
+}
+
+struct Work {
+  const Fill* args;
+  const int64_t* offsets;
+  int64_t pieces;
+};
+
+// The graphs [begin, end) of every part.
+void fill_graphs(const Work& work, int64_t begin, int64_t end) {
+  const Fill& a = *work.args;
+  for (int64_t i = 0; i < a.count; ++i) {
+    const Part& p = a.parts[i];
+    char* to = static_cast<char*>(a.slabs[p.slab]) + work.offsets[i];
+    switch (p.kind) {
+      case Part::kRows: copy_rows(p, a.plan, to, begin, end); break;
+      case Part::kBatch: number_rows(p, a.plan, to, begin, end); break;
+      default:
+        if (begin == 0) std::memcpy(to, plan_row(a.plan, p.plan), (a.plan.graphs + 1) * 8);
+    }
+  }
+}
+
+}  // namespace
+
+int64_t look_up(const Lookup& a) {
+  for (int64_t g = 0; g < a.graphs; ++g) {
+    int64_t i = a.index[g];
+    if (i < 0) i += a.n;
+    if (i < 0 || i >= a.n) return g;
+    a.found[g] = a.subset == nullptr ? i : a.subset[i];
+  }
+  for (int64_t r = 0; r < a.rows; ++r) {
+    const auto* prefix = reinterpret_cast<const int64_t*>(a.prefixes[r]);
+    int64_t* out = a.values + r * (a.graphs + 1);
+    int64_t sum = 0;
+    out[0] = 0;
+    for (int64_t g = 0; g < a.graphs; ++g) {
+      if (prefix != nullptr) sum += prefix[a.found[g] + 1] - prefix[a.found[g]];
+      out[g + 1] = sum;
+    }
+  }
+  return -1;
+}
+
+void place(const Part* parts, int64_t count, const Plan& plan, int64_t* offsets,
+           int64_t sizes[2]) {
+  sizes[0] = sizes[1] = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t& size = sizes[parts[i].slab];
+    offsets[i] = size;
+    size += (bytes_of(parts[i], plan) + kAlign - 1) / kAlign * kAlign;
+  }
+}
+
+void fill_batch(const Fill& args) {
+  std::vector<int64_t> offsets(args.count);
+  int64_t sizes[2];
+  place(args.parts, args.count, args.plan, offsets.data(), sizes);
+  const int64_t graphs = args.plan.graphs;
+  const int64_t threads_worth = (sizes[0] + sizes[1]) / kParallelBytes + 1;
+  Work work{&args, offsets.data(), 1};
+  if (!args.alone) work.pieces = std::min({threads(), threads_worth, graphs});
+  if (work.pieces <= 1) return fill_graphs(work, 0, graphs);
+  parallel(
+      work.pieces,
+      [](int64_t begin, int64_t end, void* context) {
+        const Work& w = *static_cast<const Work*>(context);
+        const int64_t n = w.args->plan.graphs;
+        fill_graphs(w, n * begin / w.pieces, n * end / w.pieces);
+      },
+      &work);
+}
+
+}  // namespace gnnaccel
