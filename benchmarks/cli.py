@@ -16,6 +16,7 @@ from benchmarks import (  # noqa: F401
     cases_extra,
     cases_kernels,
     cases_layers,
+    cases_loading,
     chart,
     graphs,
     measure,
@@ -36,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         "cases",
         nargs="*",
         metavar="CASE",
-        help="cases, groups (kernels, layers, extra), wildcards or 'all'; "
+        help="cases, groups (kernels, layers, extra, loading), wildcards or 'all'; "
         "default: kernels and layers",
     )
     p.add_argument("--list", action="store_true", help="list the cases and leave")
@@ -105,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
         p.error("--features and --repeat must be at least 1")
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    setting = Setting(problem, args.features, quick=args.quick)
+    setting = Setting(problem, args.features, quick=args.quick, data=args.data)
     if args.probe_memory:
         return _probe(args.probe_memory, setting)
 

@@ -15,6 +15,7 @@ import functools
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -144,11 +145,11 @@ def load_npz(path: Path) -> Problem:
     return _problem(path.name, edge_index, x, num_nodes)
 
 
-def load_from_folder(name: str, folder: Path) -> Problem:
-    """Loads data set ``name`` by the ``load.py`` in ``folder``.
+def from_folder(name: str, folder: Path) -> Any:
+    """What the ``load.py`` in ``folder`` gives for data set ``name``.
 
     Raises:
-        ValueError: the folder has no ``load.py``, or the data set isn't one graph.
+        ValueError: the folder has no ``load.py``.
     """
     script = folder / "load.py"
     spec = importlib.util.spec_from_file_location("benchmarks_data_load", script)
@@ -156,7 +157,16 @@ def load_from_folder(name: str, folder: Path) -> Problem:
         raise ValueError(f"{folder} has no load.py that could load {name!r}")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    data = module.load(name)
+    return module.load(name)
+
+
+def load_from_folder(name: str, folder: Path) -> Problem:
+    """Loads data set ``name`` by the ``load.py`` in ``folder``.
+
+    Raises:
+        ValueError: the folder has no ``load.py``, or the data set isn't one graph.
+    """
+    data = from_folder(name, folder)
     if getattr(data, "edge_index", None) is None:
         raise ValueError(f"data set {name!r} isn't one graph with an edge_index")
     return _problem(name, data.edge_index, data.x, data.num_nodes)

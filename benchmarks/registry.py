@@ -15,6 +15,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -53,12 +54,14 @@ class Setting:
         features: width of ``x``.
         dtype: of ``x``, weights and parameters.
         quick: as small and short as possible (smoke test).
+        data: folder of data sets with a ``load.py``, if one was given.
     """
 
     problem: Problem
     features: int
     dtype: torch.dtype = torch.float32
     quick: bool = False
+    data: Path | None = None
 
     def random(self, *shape: int, seed: int = 0) -> Tensor:
         """Standard normal numbers, the same in every dtype up to rounding."""
@@ -139,7 +142,8 @@ class Case:
 
     Attributes:
         name: unique, as typed on the command line.
-        group: "kernels", "layers" or "extra" (not run by default).
+        group: "kernels", "layers", or one that is not run by default: "extra",
+            "loading".
         build: makes the workload of one variant.
         variants: given the setting, the variants to run one after the other.
         check: dtypes in which the results are compared before anything is timed.

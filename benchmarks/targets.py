@@ -161,9 +161,34 @@ def _kernels() -> Iterable[Yardstick]:
         yield Yardstick("x spmm_sum", case, over_sum, limit, at_least=False)
 
 
+def _share_beyond_bound(result: Result, results: Results) -> float | None:
+    """The share of our time in percent that the bound does not explain."""
+    share = _of_bound(FORWARD)(result, results)
+    return None if share is None else 100 * (1 - share)
+
+
+def _loading() -> Iterable[Yardstick]:
+    over_stock = {
+        "batch_8": 4,
+        "batch_64": 15,
+        "batch_256": 25,
+        "batch_hetero": 15,
+        "packing": 1,
+    }
+    for case, limit in over_stock.items():
+        yield Yardstick("x PyG", case, _over(STOCK, FORWARD), limit)
+    over_workers = _over("pyg, 2 workers", FORWARD)
+    yield Yardstick("x PyG with 2 workers", "batch_256", over_workers, 10)
+    copy = _times_bound(FORWARD)
+    yield Yardstick("x a copy of the bytes", "batch_1024", copy, 3, at_least=False)
+    share = _share_beyond_bound
+    yield Yardstick("% of loading", "gin_epoch", share, 2, at_least=False)
+
+
 YARDSTICKS = (
     *_layers(),
     *_kernels(),
+    *_loading(),
     Yardstick("x PyG", "first_call", _over(STOCK, STEP), 6),
     Yardstick("PyG's memory / ours", "memory", _over(STOCK, MEMORY), 5),
     Yardstick(
