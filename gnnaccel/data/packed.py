@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch_geometric.data import Batch, Dataset
+from torch_geometric.data import Batch, Dataset, InMemoryDataset
 from torch_geometric.data.data import BaseData
 
 from gnnaccel.data.batcher import Batcher, Layout, as_index
+from gnnaccel.data.flat import is_flat
+from gnnaccel.data.pack import Marks, Pack
 
 
 class PackedDataset(Dataset):
@@ -23,7 +26,11 @@ class PackedDataset(Dataset):
             list of ``Data`` or ``HeteroData``, or any other data set.
         transform: Runs on each graph whenever it is asked for; by default the data
             set's own.
-        pre: Runs the transform once, now, instead.
+        pre: Runs the transform once on each graph, now, instead.
+
+    Raises:
+        ValueError: There is no graph.
+        TypeError: A graph is neither ``Data`` nor ``HeteroData``.
     """
 
     def __init__(
@@ -32,26 +39,39 @@ class PackedDataset(Dataset):
         transform: Callable[[Any], Any] | None = None,
         pre: bool = False,
     ) -> None:
-        super().__init__(transform=transform or getattr(graphs, "transform", None))
-        self._source = graphs
+        own = getattr(graphs, "transform", None)
+        transform = own if transform is None else transform
+        super().__init__(transform=None if pre else transform)
+        self._marks: Marks | None = None
         self._default: Batcher | None = None
+        if isinstance(graphs, PackedDataset) and not pre:
+            self._pack, self._indices = graphs._pack, graphs._indices
+            self._marks = graphs._marks
+            return
+        if isinstance(graphs, InMemoryDataset) and is_flat(graphs) and not pre:
+            self._pack = Pack.of_storage(graphs)
+            self._indices = graphs._indices
+            self._marks = Marks(graphs)
+            return
+        found = list(_shown(_untransformed(graphs), len(graphs)))
+        if pre and transform is not None:
+            found = [transform(graph) for graph in _shown(found, len(found))]
+        self._pack = Pack.of_graphs(found)
 
     def len(self) -> int:
         """How many graphs are packed; ``len(self)`` is of the subset."""
-        return len(self._source)
+        return self._pack.n
 
     def get(self, idx: int) -> BaseData:
         """The graph at a position in the pack, untransformed; views of the pack."""
-        if isinstance(self._source, Dataset):
-            return self._source.get(self._source.indices()[idx])
-        return self._source[idx]
+        return self._pack.graph(range(self._pack.n)[idx])
 
     def stale(self) -> bool:
         """Whether the data set's tensors were replaced or written to since packing.
 
         Only an ``InMemoryDataset``, whose storage is shared, can go stale; pack anew.
         """
-        return False
+        return self._marks is not None and self._marks.changed()
 
     def batcher(
         self,
@@ -60,7 +80,11 @@ class PackedDataset(Dataset):
         split: bool = True,
     ) -> Batcher:
         """What makes batches of this data set; see :class:`Batcher`."""
-        return Batcher(self, follow_batch, exclude_keys, split)
+        subset = None
+        if self._indices is not None:
+            subset = as_index(list(self._indices))
+            subset = torch.where(subset < 0, subset + self._pack.n, subset)
+        return Batcher(self._pack, subset, follow_batch, exclude_keys, split)
 
     def batch(self, index: Tensor | Sequence[int]) -> Batch:
         """The batch of some graphs (positions in this data set), untransformed."""
@@ -80,7 +104,28 @@ class PackedDataset(Dataset):
         """:meth:`Batcher.assemble` with no options."""
         return self._batcher().assemble(layout, slab, small)
 
+    def index_select(self, idx: Any) -> PackedDataset:
+        """As in any PyG data set; the subset shares the pack."""
+        subset: PackedDataset = super().index_select(idx)
+        subset._default = None
+        return subset
+
     def _batcher(self) -> Batcher:
         if self._default is None:
             self._default = self.batcher()
         return self._default
+
+
+def _untransformed(graphs: Any) -> Iterable[BaseData]:
+    if isinstance(graphs, Dataset) and type(graphs).__getitem__ is Dataset.__getitem__:
+        return (graphs.get(i) for i in graphs.indices())
+    return (graphs[i] for i in range(len(graphs)))
+
+
+def _shown(graphs: Iterable[BaseData], n: int) -> Iterable[BaseData]:
+    """The same, with a progress bar where it takes long and a person watches."""
+    if n < 1000:
+        return graphs
+    from tqdm import tqdm  # PyG needs it, too
+
+    return tqdm(graphs, "Packing", n, leave=False, delay=2.0, disable=None)
