@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kAlign = 64;
 
 // Bytes from which a second thread pays.
-constexpr int64_t kParallelBytes = int64_t{1} << 20;
+constexpr int64_t kParallelBytes = int64_t{1} << 22;
 
 const int64_t* plan_row(const Plan& plan, int64_t row) {
   return plan.values + row * (plan.graphs + 1);

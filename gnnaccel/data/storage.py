@@ -168,7 +168,8 @@ class _InBlocks(BaseStorage):
             for key, value in self.__getstate__().items()
             if key != "_blocks"
         }
-        return copyreg.__newobj__, (self._pyg,), state  # type: ignore[attr-defined]
+        # Python's own maker of objects: who reads the pickle needs no gnnaccel.
+        return copyreg._reconstructor, (self._pyg, object, None), state  # type: ignore[attr-defined]
 
 
 class _SlabStorage(_InBlocks):
