@@ -38,11 +38,7 @@ def assemble(pack: Pack, layout: Layout, slab: Tensor, small: Tensor | None) -> 
             slices, incs = slice_dict, inc_dict
         else:
             slices, incs = {}, {}
-        made.put(steps, mapping, slices, incs)
-        if steps.num_nodes is not None:
-            values = [steps.num_nodes[i] or 0 for i in made.graphs]
-            fields["_num_nodes"] = values
-            mapping["num_nodes"] = sum(values)
+        made.put(steps, fields, slices, incs)
         if steps.key is not None and slices:
             slice_dict[steps.key], inc_dict[steps.key] = slices, incs
         if steps.counts is not None:
@@ -90,18 +86,23 @@ class _Made:
     def put(
         self,
         steps: StoreSteps,
-        mapping: dict[str, Any],
+        fields: dict[str, Any],
         slices: dict[str, Any],
         incs: dict[str, Any],
     ) -> None:
         """Puts a storage's attributes, in order, where PyG's collate would."""
-        tensors = self.tensors
+        tensors, mapping = self.tensors, fields["_mapping"]
         for step in steps.steps:
             name, made = step.name, step.made
             if type(made) is Leaf and not made.column:
                 mapping[name] = tensors[made.part]
                 slices[name] = self._starts[made.starts]
                 incs[name] = self._incs[made.inc]
+            elif step.tree is None:
+                # A graph without the storage has no nodes in it.
+                numbers = [0 if made[i] is None else made[i] for i in self.graphs]
+                fields["_num_nodes"], mapping[name] = numbers, sum(numbers)
+                continue
             else:
                 value, slices[name], incs[name] = self._tree(
                     name, step.tree, made, steps.key

@@ -225,10 +225,9 @@ def _counts(
             value, where = store[name], attrs[name]
             if not (isinstance(value, Tensor) and isinstance(where, Tensor)):
                 break
-            if data.__cat_dim__(name, value, store) not in (0, -1, value.dim() - 1):
-                break
             if type(data).__cat_dim__ not in (Data.__cat_dim__, HeteroData.__cat_dim__):
                 break
             counts = prefix_sums(where.to("cpu", torch.int64).diff())
             return counts, counts
-    return node_counts([store_of(graph, store._key) for graph in graphs])
+    made = list(graphs)  # a store only lives, and knows its rules, as long as its graph
+    return node_counts([store_of(graph, store._key) for graph in made])

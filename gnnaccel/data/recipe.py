@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, HeteroData
 from torch_geometric.data.storage import NodeStorage
 
-from gnnaccel.data.leaves import Fields, Items, Objects, Rows, Tree
+from gnnaccel.data.leaves import Fields, Items, Objects, Rows, Store, Tree
 from gnnaccel.data.pack import Pack
 from gnnaccel.data.shell import BatchShell
 
@@ -31,14 +31,14 @@ class Step:
 
     Attributes:
         name: The attribute.
-        tree: What it is packed as.
+        tree: What it is packed as; ``None`` at ``num_nodes``, ``made`` being all values.
         made: Where it is: a :class:`Leaf`, or a tree of them; ``None`` at objects.
         follow: The number of its batch vector among the parts (``ptr`` is the next);
             -1 if it has one that PyG must make; ``None`` if it has none.
     """
 
     name: str
-    tree: Tree
+    tree: Tree | None
     made: Any
     follow: int | None
 
@@ -59,7 +59,6 @@ class StoreSteps:
 
     key: Any
     steps: list[Step]
-    num_nodes: list[Any] | None
     counts: int | None
 
 
@@ -112,26 +111,24 @@ class Recipe:
         for key, names in _merged(signatures):
             store = pack.stores[key]
             steps = [
-                self._step(name, store.attrs[name], name in follow_batch)
+                self._step(name, store, name in follow_batch)
                 for name in names
-                if name not in exclude_keys and name not in ("num_nodes", "ptr")
+                if name not in exclude_keys and name != "ptr"
             ]
-            nodes = (
-                store.num_nodes
-                if "num_nodes" in names and "num_nodes" not in exclude_keys
-                else None
-            )
             counts = None
             if number_nodes and store.counts is not None and _infers(names):
                 counts = self._numbering(self._row(store.counts))
-            self.stores.append(StoreSteps(key, steps, nodes, counts))
+            self.stores.append(StoreSteps(key, steps, counts))
         self.keys = [steps.key for steps in self.stores]
         self.parts = torch.tensor(self._fields, dtype=torch.int64).reshape(-1, 11)
         self.addresses = torch.tensor(
             [0 if p is None else p.data_ptr() for p in self.prefixes], dtype=torch.int64
         )
 
-    def _step(self, name: str, tree: Tree, followed: bool) -> Step:
+    def _step(self, name: str, store: Store, followed: bool) -> Step:
+        if name == "num_nodes":
+            return Step(name, None, store.num_nodes, None)
+        tree = store.attrs[name]
         made = self._make(tree)
         follow = None
         if followed:
