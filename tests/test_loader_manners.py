@@ -13,6 +13,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from loading import Molecules, assert_same, resident, resources
@@ -231,6 +232,8 @@ def test_kept_batches_and_views_never_change():
 def frozen(part):
     if isinstance(part, torch.UntypedStorage):
         part = torch.empty(0, dtype=torch.uint8).set_(part)
+    if isinstance(part, memoryview):
+        part = np.asarray(part)
     return torch.as_tensor(part).clone()
 
 
@@ -241,14 +244,14 @@ def test_batches_that_moved_to_shared_memory_are_let_go():
     for batch in loader:
         batch.x.share_memory_()
         # As another process would: it maps the memory and knows no reference count.
-        handle = batch.x.untyped_storage()._share_fd_cpu_()
-        offset, size = batch.x.storage_offset(), batch.x.size()
-        shared.append((handle, offset, size))
+        descriptor, nbytes = batch.x.untyped_storage()._share_fd_cpu_()
+        shared.append((os.dup(descriptor), nbytes, batch.x.storage_offset()))
         del batch
-    for right, (handle, offset, size) in zip(expected, shared, strict=True):
-        storage = torch.UntypedStorage._new_shared_fd_cpu(*handle)
-        found = torch.empty(0, dtype=right.dtype).set_(storage, offset, size)
+    for right, (descriptor, nbytes, offset) in zip(expected, shared, strict=True):
+        storage = torch.UntypedStorage._new_shared_fd_cpu(descriptor, nbytes)
+        found = torch.empty(0, dtype=right.dtype).set_(storage, offset, right.size())
         assert torch.equal(found, right)
+        os.close(descriptor)
 
 
 def test_fifty_epochs_leave_nothing_behind():
@@ -283,8 +286,8 @@ def test_statistics():
     assert 0 <= held["fragmentation"] < 1
     del first
     for _ in range(5):
-        for _ in loader:
-            pass
+        for batch in loader:
+            del batch
     after = loader.memory_stats()
     assert after["in_use"] == 0 and after["fragmentation"] == 1
     assert after["made"] <= 8 and after["reused"] >= 25

@@ -166,10 +166,9 @@ class PackedIterator(_BaseDataLoaderIter):
             self._worker = library.module.Worker()
         batcher = self._source.batcher
         # The ticket keeps alive what the thread reads and writes.
-        arguments = batcher.native_args(layout, slab, small)
-        if not arguments:
-            return None
-        return self._worker.submit((batcher, layout, slab, small), *arguments)
+        return self._worker.submit(
+            (batcher, layout, slab, small), *batcher.native_args(layout, slab, small)
+        )
 
     def _close(self) -> None:
         """Drops what is begun and joins the thread."""

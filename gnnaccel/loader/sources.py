@@ -67,7 +67,7 @@ def locator(subsets: list[Subset]) -> Locate:
     def locate(index: Any) -> Tensor | None:
         if isinstance(index, Tensor) and not subsets:
             plain = index.dtype == torch.int64 and index.dim() == 1
-            return index.cpu() if plain and len(index) else None
+            return index.cpu().contiguous() if plain and len(index) else None
         if isinstance(index, (Tensor, np.ndarray)):
             index = index.tolist()
         if not isinstance(index, (list, tuple, range)) or not index:
