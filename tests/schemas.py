@@ -214,7 +214,9 @@ def hetero_lists(draw, absent=False):
             for name in by_type[t]:
                 graph[t][name] = ATTRIBUTES[name](m, sizes[t])
         for t in edge_types:
-            if absent and (t[0] not in sizes or t[2] not in sizes or m.number(0, 2) == 0):
+            if absent and (
+                t[0] not in sizes or t[2] not in sizes or m.number(0, 2) == 0
+            ):
                 continue
             graph[t].edge_index = m.edges(sizes[t[0]], sizes[t[2]])
             graph[t].edge_attr = m.tensor(graph[t].edge_index.shape[1], 2)

@@ -54,7 +54,7 @@ def _names(graph):
 
 
 def check(draw, graphs):
-    """Batches of ``graphs`` through the pack and through PyG, and all that they offer."""
+    """Batches through the pack and through PyG, and all that they offer."""
     n = len(graphs)
     index = _index(draw, n)
     follow = draw(st.lists(st.sampled_from(_names(graphs[0])), max_size=2))
@@ -80,7 +80,9 @@ def _graphs_of(graphs):
 
 def _check_uses(expected, batch):
     assert expected.num_graphs == batch.num_graphs
-    assert_same(outcome(lambda: expected.num_nodes)[0], outcome(lambda: batch.num_nodes)[0])
+    assert_same(
+        outcome(lambda: expected.num_nodes)[0], outcome(lambda: batch.num_nodes)[0]
+    )
     parts, error = outcome(expected.to_data_list)
     if error is None:
         assert_same(parts, batch.to_data_list())

@@ -100,7 +100,9 @@ class Batcher:
         found, values = memory_[:graphs], memory_[graphs:].view(rows, graphs + 1)
         module = library.module
         if module is None:
-            planned = fallback.plan_batch(index, self._subset, self._n, recipe, found, values)
+            planned = fallback.plan_batch(
+                index, self._subset, self._n, recipe, found, values
+            )
         else:
             subset = self._subset
             planned = module.plan_batch(
@@ -171,7 +173,11 @@ class Batcher:
         )
 
     def fill(
-        self, layout: Layout, slab: Tensor, small: Tensor | None = None, threads: int = 0
+        self,
+        layout: Layout,
+        slab: Tensor,
+        small: Tensor | None = None,
+        threads: int = 0,
     ) -> None:
         """Copies the graphs into the slabs; safe in any thread, without the GIL.
 
@@ -206,4 +212,6 @@ class Batcher:
 
 def as_index(index: Any) -> Tensor:
     """``index`` as an int64 tensor ``[B]``, contiguous and on the CPU."""
-    return torch.as_tensor(index, dtype=torch.int64, device="cpu").reshape(-1).contiguous()
+    return (
+        torch.as_tensor(index, dtype=torch.int64, device="cpu").reshape(-1).contiguous()
+    )

@@ -70,7 +70,9 @@ class _Graphs(Sequence[BaseData]):
 class _Attribute:
     """One attribute's storage on the walk through it."""
 
-    def __init__(self, data: BaseData, store: BaseStorage, n: int, rules: Rules) -> None:
+    def __init__(
+        self, data: BaseData, store: BaseStorage, n: int, rules: Rules
+    ) -> None:
         self.data, self.store, self.n, self.rules = data, store, n, rules
 
     def pack(self, name: Any, value: Any, slices: Any) -> Tree:
@@ -181,7 +183,7 @@ def flat(dataset: InMemoryDataset) -> tuple[list[Store], Signature] | None:
 def _plan(
     data: BaseData, store: BaseStorage, slices: Any
 ) -> tuple[dict[str, Any], list[Any] | None]:
-    """The slices of each attribute that a graph gets, in order, and its ``num_nodes``."""
+    """The slices of what a graph gets, in order, and its ``num_nodes``."""
     if store._key is None:
         attrs = {name: s for name, s in slices.items() if name in store._mapping}
     else:

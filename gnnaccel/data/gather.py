@@ -68,14 +68,12 @@ def gather(
             counts[key] = spread, spread if known is not None else None
     known_counts = {key: known for key, (_, known) in counts.items()}
     stores = []
-    for key, names in keys.items():
+    for key, names_of_all in keys.items():
         store = Store(key)
         if key in counts:
             store.counts = counts[key][0]
-        for name in names:
-            present = [
-                i for i, g in enumerate(graphs) if _has(g, key) and name in store_of(g, key)
-            ]
+        for name in names_of_all:
+            present = [i for i, g in enumerate(graphs) if _holds(g, key, name)]
             holders = [graphs[i] for i in present]
             values = [store_of(g, key)._mapping[name] for g in holders]
             if name == "num_nodes":
@@ -99,6 +97,10 @@ def _has(graph: BaseData, key: Any) -> bool:
     return key in graph._node_store_dict
 
 
+def _holds(graph: BaseData, key: Any, name: str) -> bool:
+    return _has(graph, key) and name in store_of(graph, key)._mapping
+
+
 def _numbers_nodes(stores: Sequence[BaseStorage]) -> bool:
     return any(store.can_infer_num_nodes for store in stores)
 
@@ -119,12 +121,11 @@ def _pack(name: Any, values: list[Any], rules: Rules) -> Tree:
         names = list(first)
         if all(list(value) == names for value in values):
             return Fields({k: _pack(k, [v[k] for v in values], rules) for k in names})
-    elif kind in (list, tuple) and first and isinstance(first[0], (Tensor, SparseTensor)):
-        if all(len(value) == len(first) for value in values):
-            return Items(
-                kind,
-                [_pack(name, [v[i] for v in values], rules) for i in range(len(first))],
-            )
+    elif kind in (list, tuple) and first:
+        tensors = isinstance(first[0], (Tensor, SparseTensor))
+        if tensors and all(len(value) == len(first) for value in values):
+            columns = zip(*values, strict=True)
+            return Items(kind, [_pack(name, list(v), rules) for v in columns])
     return Objects(values)
 
 

@@ -99,7 +99,7 @@ class Rules:
         if rows.data.dtype not in _COUNTED:
             raise NotPackable
         if column and (
-            # int32 + int64 [2, 1] is int64 in torch, and shapes must broadcast in place.
+            # int32 + int64 [2, 1] is int64 in torch; and shapes must fit.
             rows.data.dtype is not torch.int64
             or rows.stacked
             or rows.data.dim() != 2

@@ -25,6 +25,7 @@ class Pack:
         stores: The storages that any graph has, by key.
         signatures: What a graph may consist of.
         which: int64 ``[n]``, the signature of each graph; ``None`` if there is but one.
+        prototypes: An empty graph of each signature.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Pack:
         self.stores = {store.key: store for store in stores}
         self.signatures = signatures
         self.which = None if which is None else torch.tensor(which)
-        self._prototypes = prototypes
+        self.prototypes = prototypes
 
     @classmethod
     def of_graphs(cls, graphs: Sequence[BaseData]) -> Pack:
@@ -52,7 +53,8 @@ class Pack:
         if len(graphs) == 0:
             raise ValueError("Expected at least one graph to pack (got none)")
         stores, signatures, which = gather(graphs)
-        firsts = [0] if which is None else [which.index(s) for s in range(max(which) + 1)]
+        numbers = range(len(signatures))
+        firsts = [0] if which is None else [which.index(s) for s in numbers]
         prototypes = [new_graph(graphs[i]) for i in firsts]
         return cls(len(graphs), stores, signatures, which, prototypes)
 
@@ -75,7 +77,7 @@ class Pack:
     def graph(self, i: int) -> BaseData:
         """Graph ``i`` as a PyG object, whose tensors are views of the pack."""
         number = self.signature(i)
-        graph = new_graph(self._prototypes[number])
+        graph = new_graph(self.prototypes[number])
         for key, names in self.signatures[number].stores:
             packed = self.stores[key]
             store = _store(graph, key)

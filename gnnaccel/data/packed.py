@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Dataset, InMemoryDataset
 from torch_geometric.data.data import BaseData
 
+from gnnaccel.data import disk
 from gnnaccel.data.batcher import Batcher, Layout, as_index
 from gnnaccel.data.flat import is_flat
 from gnnaccel.data.pack import Marks, Pack
@@ -22,8 +24,8 @@ class PackedDataset(Dataset):
     and splits work as there.
 
     Args:
-        graphs: An ``InMemoryDataset`` (its storage is taken as it is, without a copy), a
-            list of ``Data`` or ``HeteroData``, or any other data set.
+        graphs: An ``InMemoryDataset`` (its storage is taken as it is, without a copy),
+            a list of ``Data`` or ``HeteroData``, or any other data set.
         transform: Runs on each graph whenever it is asked for; by default the data
             set's own.
         pre: Runs the transform once on each graph, now, instead.
@@ -42,8 +44,12 @@ class PackedDataset(Dataset):
         own = getattr(graphs, "transform", None)
         transform = own if transform is None else transform
         super().__init__(transform=None if pre else transform)
+        self._indices: Sequence[int] | None = None
         self._marks: Marks | None = None
         self._default: Batcher | None = None
+        if isinstance(graphs, _Loaded):
+            self._pack = graphs.pack
+            return
         if isinstance(graphs, PackedDataset) and not pre:
             self._pack, self._indices = graphs._pack, graphs._indices
             self._marks = graphs._marks
@@ -72,6 +78,35 @@ class PackedDataset(Dataset):
         Only an ``InMemoryDataset``, whose storage is shared, can go stale; pack anew.
         """
         return self._marks is not None and self._marks.changed()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the graphs of this data set (of a subset, only those) to one file.
+
+        The transform is not written.
+        """
+        pack = self._pack
+        if self._indices is not None:
+            pack = Pack.of_graphs([pack.graph(i) for i in self.indices()])
+        disk.save(pack, path)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        transform: Callable[[Any], Any] | None = None,
+    ) -> PackedDataset:
+        """Opens what :meth:`save` wrote, without reading it: it may exceed memory.
+
+        Only open files that you trust: like PyG's own, they can name any Python class.
+
+        Args:
+            path: The file, which must stay as it is while the data set is in use.
+            transform: As in the constructor.
+
+        Raises:
+            ValueError: It is no such file, or of another version.
+        """
+        return cls(_Loaded(disk.load(path)), transform)
 
     def batcher(
         self,
@@ -116,6 +151,17 @@ class PackedDataset(Dataset):
         return self._default
 
 
+class _Loaded(tuple[()]):
+    """A pack that is there already, on its way into a data set."""
+
+    pack: Pack
+
+    def __new__(cls, pack: Pack) -> _Loaded:
+        loaded = super().__new__(cls)
+        loaded.pack = pack
+        return loaded
+
+
 def _untransformed(graphs: Any) -> Iterable[BaseData]:
     if isinstance(graphs, Dataset) and type(graphs).__getitem__ is Dataset.__getitem__:
         return (graphs.get(i) for i in graphs.indices())
@@ -126,6 +172,7 @@ def _shown(graphs: Iterable[BaseData], n: int) -> Iterable[BaseData]:
     """The same, with a progress bar where it takes long and a person watches."""
     if n < 1000:
         return graphs
-    from tqdm import tqdm  # PyG needs it, too
+    # PyG needs it, too, so it is there.
+    from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
     return tqdm(graphs, "Packing", n, leave=False, delay=2.0, disable=None)

@@ -1,8 +1,8 @@
 """``Recipe``: how a batch of certain graphs is made, worked out once.
 
-A batch's tensors are parts of a slab. What depends on the graphs that are drawn are only
-prefix sums: where each graph's rows begin in each part. They form the plan, one row for
-each distinct prefix sum of the pack.
+A batch's tensors are parts of a slab. What depends on the graphs that are drawn are
+only prefix sums: where each graph's rows begin in each part. They form the plan, one
+row for each distinct prefix sum of the pack.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Step:
 
     Attributes:
         name: The attribute.
-        tree: What it is packed as; ``None`` at ``num_nodes``, ``made`` being all values.
+        tree: What it is packed as; ``None`` at ``num_nodes``: ``made`` has all values.
         made: Where it is: a :class:`Leaf`, or a tree of them; ``None`` at objects.
         follow: The number of its batch vector among the parts (``ptr`` is the next);
             -1 if it has one that PyG must make; ``None`` if it has none.
@@ -183,9 +183,10 @@ class Recipe:
     def _row(self, *prefixes: Tensor) -> int:
         """The first of the plan's rows for these prefix sums, one after the other."""
         for key, row in self._known.items():
+            known = self.prefixes[row : row + len(key)]
             if len(key) == len(prefixes) and all(
-                p is q or torch.equal(p, q)
-                for p, q in zip(self.prefixes[row : row + len(key)], prefixes, strict=True)
+                p is q or (p is not None and torch.equal(p, q))
+                for p, q in zip(known, prefixes, strict=True)
             ):
                 return row
         row = len(self.prefixes)

@@ -24,8 +24,8 @@ def new_graph(prototype: BaseData) -> BaseData:
 
     Classes may ask for arguments, so no constructor is called.
     """
-    cls = type(prototype)
-    graph = cls.__new__(cls)
+    cls: Any = type(prototype)
+    graph: BaseData = cls.__new__(cls)
     fields = graph.__dict__
     fields.update((k, v) for k, v in prototype.__dict__.items() if k not in _OWN)
     if isinstance(prototype, HeteroData):
@@ -48,7 +48,7 @@ class BatchShell:
         self._base = cls
         self._hetero = issubclass(cls, HeteroData)
         sample = self._construct()
-        self._cls = type(sample)
+        self._cls: Any = type(sample)
         self._fields = {k: v for k, v in sample.__dict__.items() if k not in _OWN}
         init = HeteroData.__init__ if self._hetero else Data.__init__
         # A constructor of its own may set whatever it likes; then it runs.
@@ -63,7 +63,7 @@ class BatchShell:
         """An empty batch and its storages with these keys, in that order."""
         if not self._plain:
             return self._constructed(keys)
-        batch = self._cls.__new__(self._cls)
+        batch: Batch = self._cls.__new__(self._cls)
         fields = batch.__dict__
         fields.update(self._fields)
         parent = weakref.ref(batch)
@@ -105,7 +105,7 @@ class BatchShell:
 
 
 def _new_store(kind: type[Any], parent: weakref.ref[Any], key: Any) -> BaseStorage:
-    cls = SLAB_CLASSES[kind]
+    cls: Any = SLAB_CLASSES[kind]
     store: BaseStorage = cls.__new__(cls)
     fields = store.__dict__
     fields["_mapping"] = {}

@@ -30,12 +30,13 @@ def _movers() -> frozenset[CodeType]:
     found = []
     for owner in (BaseData, BaseStorage):
         for name in ("to", "cuda", "pin_memory"):
-            code = getattr(getattr(owner, name, None), "__code__", None)
-            found += [c for c in code.co_consts if isinstance(c, CodeType)] if code else []
+            constants = getattr(owner, name).__code__.co_consts
+            found += [c for c in constants if isinstance(c, CodeType)]
     return frozenset(found)
 
 
 _MOVERS = _movers()
+Mover = Callable[[Tensor], Tensor]
 
 
 class Blocks:
@@ -54,11 +55,10 @@ class Blocks:
         """Notes another block."""
         self._used[address] = used
 
-    def move(self, tensor: Tensor, func: Callable[[Tensor], Tensor], batch: Any) -> Tensor:
+    def move(self, tensor: Tensor, func: Mover, batch: Any) -> Tensor:
         """``func(tensor)``, by way of the block that the tensor is a view of."""
-        if type(tensor) is not Tensor or tensor.requires_grad or tensor.layout is not (
-            torch.strided
-        ):
+        strided = type(tensor) is Tensor and tensor.layout is torch.strided
+        if not strided or tensor.requires_grad:
             return func(tensor)
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
@@ -81,10 +81,10 @@ class Blocks:
             return tensor
         out = torch.empty(0, dtype=tensor.dtype, device=moved.device)
         place = (target, tensor.storage_offset(), tensor.shape, tensor.stride())
-        return out.set_(*place)  # type: ignore[call-overload,no-any-return]
+        return out.set_(*place)
 
     def _whole(
-        self, tensor: Tensor, used: int, func: Callable[[Tensor], Tensor], batch: Any
+        self, tensor: Tensor, used: int, func: Mover, batch: Any
     ) -> Tensor | None:
         """The moved block; ``None`` if most of it is no longer part of the batch."""
         storage = tensor.untyped_storage()
@@ -117,7 +117,8 @@ def _bytes_in(value: Any, address: int) -> int:
         if type(value) is not Tensor or value.layout is not torch.strided:
             return 0
         inside = value.untyped_storage().data_ptr() == address
-        return value.numel() * value.element_size() if inside else 0
+        # Each begins at 64 bytes, and a small one ends long before the next.
+        return value.numel() * value.element_size() + 64 if inside else 0
     if isinstance(value, Mapping):
         return sum(_bytes_in(v, address) for v in value.values())
     if isinstance(value, (list, tuple)):
@@ -129,8 +130,10 @@ def _unshared(value: Any) -> Any:
     """``value`` with tensors that hold no more memory than they show."""
     if type(value) is Tensor and value.layout is torch.strided:
         whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
-        return value if whole else value.detach().clone().requires_grad_(
-            value.requires_grad
+        return (
+            value
+            if whole
+            else value.detach().clone().requires_grad_(value.requires_grad)
         )
     if type(value) in (list, tuple):
         return type(value)(_unshared(v) for v in value)
@@ -165,7 +168,7 @@ class _InBlocks(BaseStorage):
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = {
             key: value if key == "_parent" else _unshared(value)
-            for key, value in self.__getstate__().items()
+            for key, value in BaseStorage.__getstate__(self).items()
             if key != "_blocks"
         }
         # Python's own maker of objects: who reads the pickle needs no gnnaccel.
