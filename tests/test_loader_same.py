@@ -276,11 +276,108 @@ def test_a_data_set_that_reads_graphs_its_own_way():
     assert_same_epochs(*pair(Reader(), 8, packed=False))
 
 
-def test_a_list_of_graphs():
+def graphs_of(count=30):
     generator = torch.Generator().manual_seed(1)
-    graphs = [graph(generator, number) for number in range(30)]
-    ours, stock = DataLoader(graphs, 8, True), StockLoader(graphs, 8, True)
+    return [graph(generator, number) for number in range(count)]
+
+
+@pytest.mark.parametrize("prefetch", PREFETCH)
+@pytest.mark.parametrize("subset", [False, True])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_of_graphs(kind, subset, prefetch):
+    graphs = kind(graphs_of())
+    graphs = Subset(graphs, [4, 8, -1, 9, 9]) if subset else graphs
+    ours, stock = pair(graphs, 8, packed=False, shuffle=True, prefetch=prefetch)
+    assert_same_epochs(ours, stock, epochs=3)
+    assert ours._takes_packed_path()
+
+
+def write(graphs):
+    graphs[20].x += 1
+
+
+def replace(graphs):
+    graphs[20].x = graphs[20].x + 1
+
+
+def add(graphs):
+    for data in graphs:
+        data.new = data.y + 1
+
+
+def remove(graphs):
+    for data in graphs:
+        del data.edge_attr
+
+
+def count(graphs):
+    graphs[20].weight = 9.0
+
+
+def swap(graphs):
+    graphs[20] = graphs[21]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("change", [write, replace, add, remove, count, swap])
+def test_a_list_that_changes_in_mid_epoch(change, prefetch):
+    found = []
+    for kind in (StockLoader, DataLoader):
+        graphs = graphs_of()
+        more = {"prefetch": prefetch} if kind is DataLoader else {}
+        loader = kind(graphs, 8, **more)
+        batches = list(loader)
+        for number, batch in enumerate(loader):
+            batches.append(batch)
+            if number == 1:
+                change(graphs)
+        batches += list(loader)
+        found.append(batches)
+    assert_same(found[1], found[0])
+    # Who changes graphs once does so again.
+    assert not loader._takes_packed_path()
+
+
+def test_a_list_whose_length_changes():
+    graphs = graphs_of()
+    ours, stock = DataLoader(graphs, 8), StockLoader(graphs, 8)
     assert_same_epochs(ours, stock)
+    graphs += graphs_of(5)
+    assert_same_epochs(ours, stock)
+    del graphs[3:9]
+    assert_same_epochs(ours, stock)
+
+
+@pytest.mark.parametrize(
+    "value", [[1, 2], {"a": 1}, np.zeros(3), torch.eye(2).to_sparse()]
+)
+def test_a_list_that_could_change_unseen(value):
+    graphs = graphs_of()
+    for data in graphs:
+        data.value = value
+    ours, stock = DataLoader(graphs, 8), StockLoader(graphs, 8)
+    assert_same(len(list(ours)), len(list(stock)))
+    assert not ours._takes_packed_path()
+
+
+def test_a_list_under_workers():
+    graphs = graphs_of()
+    arguments = {"shuffle": True, "num_workers": 1, "persistent_workers": True}
+    assert_same_epochs(*pair(graphs, 8, packed=False, **arguments), epochs=3)
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_a_data_set_that_is_written_to_in_mid_epoch(prefetch):
+    found = []
+    for kind in (StockLoader, DataLoader):
+        dataset = Molecules()
+        more = {"prefetch": prefetch} if kind is DataLoader else {}
+        batches = []
+        for batch in kind(dataset, 4, **more):
+            batches.append(batch)
+            dataset._data.x += 1
+        found.append(batches)
+    assert_same(found[1], found[0])
 
 
 @pytest.mark.parametrize(

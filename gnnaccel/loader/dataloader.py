@@ -14,9 +14,9 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.loader import DataLoader as StockLoader
 from torch_geometric.loader.dataloader import Collater
 
-from gnnaccel.data import PackedDataset
-from gnnaccel.loader import lookahead, sources
+from gnnaccel.loader import indices, lookahead
 from gnnaccel.loader.iterator import PackedIterator, Source
+from gnnaccel.loader.packer import Packer
 from gnnaccel.loader.slabs import Slabs
 
 
@@ -24,9 +24,10 @@ class DataLoader(StockLoader):
     """Merges graphs to batches like PyG's loader, each of them with a single copy.
 
     Same arguments, same batches in the same order, same draws from torch's generators.
-    A :class:`~gnnaccel.data.PackedDataset`, an ``InMemoryDataset`` and a
-    ``torch.utils.data.Subset`` of either take the packed path as long as they have no
-    transform. Whatever else there is goes PyG's own way.
+    A :class:`~gnnaccel.data.PackedDataset`, an ``InMemoryDataset``, a list of graphs
+    (from its second epoch on) and a ``torch.utils.data.Subset`` of these take the
+    packed path as long as they have no transform. Whatever else there is, and what was
+    written to in mid-epoch, goes PyG's own way.
 
     On the packed path there is nothing for workers to do: none are started, and one
     warning says so.
@@ -48,7 +49,7 @@ class DataLoader(StockLoader):
 
     _iterator: _BaseDataLoaderIter | None
     # What is made when first needed, and stays behind when the loader is pickled.
-    _packed: tuple[tuple[Any, ...], PackedDataset] | None = None
+    _packer: Packer | None = None
     _slabs: Slabs | None = None
     _told = False
 
@@ -76,7 +77,7 @@ class DataLoader(StockLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_packed", "_slabs"):
+        for name in ("_packer", "_slabs"):
             state.pop(name, None)
         return state
 
@@ -100,6 +101,7 @@ class DataLoader(StockLoader):
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if not self._takes_packed_path():
+            self._packs().went_stock()
             return super()._get_iterator()
         if self.num_workers > 0 and not self._told:
             self._told = True
@@ -112,17 +114,25 @@ class DataLoader(StockLoader):
         return PackedIterator(self, self._source())
 
     def _takes_packed_path(self) -> bool:
+        dataset, _ = indices.unwrap(self.dataset)
+        # Persistent workers serve all epochs of a list, or none.
         return (
             self._auto_collation
             and type(self.collate_fn) is Collater
             # Who sets up workers expects them.
             and not (self.num_workers > 0 and self.worker_init_fn is not None)
-            and sources.serves(sources.unwrap(self.dataset)[0])
+            and self._packs().serves(dataset, lists=not self.persistent_workers)
         )
+
+    def _packs(self) -> Packer:
+        if self._packer is None:
+            self._packer = Packer()
+        return self._packer
 
     def _source(self) -> Source:
         """What the next epoch's batches come from, packed anew if it has changed."""
-        dataset, subsets = sources.unwrap(self.dataset)
+        dataset, subsets = indices.unwrap(self.dataset)
+        packed, current = self._packs().pack(dataset)
         pinned = self.pin_memory and _can_pin()
         depth = lookahead.depth(self.batch_sampler)
         if self.prefetch is not None:
@@ -133,10 +143,11 @@ class DataLoader(StockLoader):
             self._slabs = Slabs(slots, pinned)
         collate = self.collate_fn
         return Source(
-            batcher=self._pack(dataset).batcher(
+            batcher=packed.batcher(
                 collate.follow_batch, collate.exclude_keys, split=not pinned
             ),
-            locate=sources.locator(subsets),
+            locate=indices.locator(subsets),
+            current=current,
             fallback=_MapDatasetFetcher(
                 self.dataset, True, collate, self.drop_last
             ).fetch,
@@ -144,19 +155,6 @@ class DataLoader(StockLoader):
             depth=depth,
             eager=self.prefetch is not None,
         )
-
-    def _pack(self, dataset: Any) -> PackedDataset:
-        if isinstance(dataset, PackedDataset):
-            return dataset
-        state = sources.state(dataset)
-        if self._packed is not None:
-            known, packed = self._packed
-            same = all(a is b for a, b in zip(known, state, strict=True))
-            if same and not packed.stale():
-                return packed
-        packed = PackedDataset(dataset)
-        self._packed = (state, packed)
-        return packed
 
 
 def _can_pin() -> bool:

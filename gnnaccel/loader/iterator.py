@@ -28,7 +28,8 @@ class Source:
         batcher: Makes them.
         locate: Positions [B] in the packed data set for what a sampler gives for a
             batch; None for what only PyG's own path takes.
-        fallback: That path: from what a sampler gives to the batch.
+        current: Whether graphs at positions [B] are still what was packed.
+        fallback: PyG's own path: from what a sampler gives to the batch.
         slabs: Memory for them.
         depth: How many are made ahead.
         eager: Whether even tiny ones are handed to the thread.
@@ -36,6 +37,7 @@ class Source:
 
     batcher: Batcher
     locate: Callable[[Any], Tensor | None]
+    current: Callable[[Tensor], bool]
     fallback: Callable[[Any], Any]
     slabs: Slabs
     depth: int
@@ -104,7 +106,7 @@ class PackedIterator(_BaseDataLoaderIter):
                 raise error
             finally:
                 del error
-        if begun.layout is None:
+        if begun.layout is None or not self._source.current(begun.layout.index):
             batch = self._source.fallback(begun.index)
             if self._pin_memory:
                 batch = pin_memory.pin_memory(batch, self._pin_memory_device)

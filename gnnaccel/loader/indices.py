@@ -1,4 +1,4 @@
-"""Which data sets the packed path serves, and where a sampler's indices lie in them."""
+"""From what a sampler gives to positions in the data set below any subsets."""
 
 from __future__ import annotations
 
@@ -10,15 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Subset
-from torch_geometric.data import Dataset, InMemoryDataset
-
-from gnnaccel.data import PackedDataset
 
 Locate = Callable[[Any], Tensor | None]
-
-# What decides which graph an index stands for: a class that has its own of these is
-# asked graph by graph.
-_READERS = ("__getitem__", "__len__", "get", "indices", "len")
 
 
 def unwrap(dataset: Any) -> tuple[Any, list[Subset]]:
@@ -28,29 +21,6 @@ def unwrap(dataset: Any) -> tuple[Any, list[Subset]]:
         subsets.append(dataset)
         dataset = dataset.dataset
     return dataset, subsets
-
-
-def serves(dataset: Any) -> bool:
-    """Whether every graph of ``dataset`` is what lies in its storage."""
-    for base in (PackedDataset, InMemoryDataset):
-        if isinstance(dataset, base):
-            return dataset.transform is None and _reads_like(dataset, base)
-    return False
-
-
-def _reads_like(dataset: Dataset, base: type) -> bool:
-    own, kind = vars(dataset), type(dataset)
-    return not any(
-        name in own or getattr(kind, name) is not getattr(base, name)
-        for name in _READERS
-    )
-
-
-def state(dataset: Any) -> tuple[Any, ...]:
-    """The objects that make up ``dataset``; another identity: another content."""
-    if isinstance(dataset, PackedDataset):
-        return (dataset,)
-    return (dataset, dataset._data, dataset.slices, dataset._indices)
 
 
 def locator(subsets: list[Subset]) -> Locate:
