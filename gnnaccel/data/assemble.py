@@ -42,8 +42,7 @@ def assemble(pack: Pack, layout: Layout, slab: Tensor, small: Tensor | None) -> 
         if steps.key is not None and slices:
             slice_dict[steps.key], inc_dict[steps.key] = slices, incs
         if steps.counts is not None:
-            mapping["batch"] = made.tensors[steps.counts]
-            mapping["ptr"] = made.tensors[steps.counts + 1]
+            mapping["batch"], mapping["ptr"] = made.numbering(steps.counts)
     own = stores[0].__dict__
     own["_num_graphs"] = len(layout.index)
     own["_slice_dict"] = slice_dict
@@ -75,6 +74,7 @@ class _Made:
             self.tensors.append(tensor)
         self._graphs: list[int] | None = None
         self._data_list: list[BaseData] | None = None
+        self._device: torch.device | None = None
 
     @property
     def graphs(self) -> list[int]:
@@ -82,6 +82,13 @@ class _Made:
         if self._graphs is None:
             self._graphs = self._layout.index.tolist()
         return self._graphs
+
+    def numbering(self, part: int) -> tuple[Tensor, Tensor]:
+        """A batch vector and its ``ptr``, on the GPU if PyG would make them there."""
+        batch, ptr = self.tensors[part : part + 2]
+        if self._device is not None:
+            return batch.to(self._device), ptr.to(self._device)
+        return batch, ptr
 
     def put(
         self,
@@ -108,11 +115,13 @@ class _Made:
                     name, step.tree, made, steps.key
                 )
                 mapping[name] = value
+                if isinstance(value, Tensor) and value.is_cuda:
+                    self._device = value.device
             if step.follow is not None:
                 if step.follow >= 0:
-                    batch, ptr = tensors[step.follow], tensors[step.follow + 1]
+                    batch, ptr = self.numbering(step.follow)
                 else:
-                    batch, ptr = _batch_and_ptr(slices[name])
+                    batch, ptr = _batch_and_ptr(slices[name], self._device)
                 for key, value in ((f"{name}_batch", batch), (f"{name}_ptr", ptr)):
                     if value is not None:
                         mapping[key] = value

@@ -51,20 +51,23 @@ def is_flat(dataset: Any) -> bool:
 
 
 class _Graphs(Sequence[BaseData]):
-    """The graphs of a storage, made when they are asked for."""
+    """The graphs of a storage, made when one of them is asked for, and kept."""
 
     def __init__(self, data: BaseData, slices: Any, n: int) -> None:
         self._data, self._slices, self._n = data, slices, n
+        self._made: list[BaseData] = []
 
     def __len__(self) -> int:
         return self._n
 
     def __getitem__(self, i: Any) -> Any:
-        if i >= self._n:
-            raise IndexError(i)
-        return separate(
-            self._data.__class__, self._data, i, self._slices, decrement=False
-        )
+        if not self._made:
+            cls = self._data.__class__
+            self._made = [
+                separate(cls, self._data, j, self._slices, decrement=False)
+                for j in range(self._n)
+            ]
+        return self._made[i]
 
 
 class _Attribute:

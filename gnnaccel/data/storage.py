@@ -58,7 +58,7 @@ class Blocks:
     def move(self, tensor: Tensor, func: Mover, batch: Any) -> Tensor:
         """``func(tensor)``, by way of the block that the tensor is a view of."""
         strided = type(tensor) is Tensor and tensor.layout is torch.strided
-        if not strided or tensor.requires_grad:
+        if not strided or tensor.requires_grad or not tensor.is_contiguous():
             return func(tensor)
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
@@ -73,15 +73,16 @@ class Blocks:
         if address not in self._moved:
             self._moved[address] = self._whole(tensor, used, func, batch)
         moved = self._moved[address]
-        end = tensor.storage_offset() + _span(tensor)
+        end = tensor.storage_offset() + tensor.numel()
         if moved is None or end * item > used:
             return func(tensor)
         target = moved.untyped_storage()
         if target.data_ptr() == address and moved.device == tensor.device:
             return tensor
         out = torch.empty(0, dtype=tensor.dtype, device=moved.device)
-        place = (target, tensor.storage_offset(), tensor.shape, tensor.stride())
-        return out.set_(*place)
+        return out.set_(  # type: ignore[call-overload]
+            target, tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
 
     def _whole(
         self, tensor: Tensor, used: int, func: Mover, batch: Any
@@ -102,14 +103,6 @@ class Blocks:
 
     def _forget(self, _: Any) -> None:
         self._func, self._moved = None, {}
-
-
-def _span(tensor: Tensor) -> int:
-    """Elements from the tensor's first to its last, inclusive."""
-    if tensor.numel() == 0:
-        return 0
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in pairs)
 
 
 def _bytes_in(value: Any, address: int) -> int:
