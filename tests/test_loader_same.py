@@ -23,7 +23,7 @@ from torch_geometric.loader import DynamicBatchSampler, ImbalancedSampler
 from torch_geometric.loader.dataloader import Collater
 
 from gnnaccel.data import PackedDataset
-from gnnaccel.loader import DataLoader
+from gnnaccel.loader import BudgetBatchSampler, DataLoader
 from gnnaccel.loader.iterator import PackedIterator
 
 PREFETCH = [None, 0, 1, 5]
@@ -434,3 +434,30 @@ def test_length_and_attributes(molecules):
     assert ours.follow_batch is None and ours.prefetch is None
     with pytest.raises(ValueError, match="prefetch"):
         DataLoader(molecules, prefetch=-1)
+
+
+@pytest.mark.parametrize("prefetch", PREFETCH)
+def test_our_samplers(molecules, prefetch):
+    def make():
+        generator = torch.Generator().manual_seed(4)
+        return BudgetBatchSampler(
+            molecules, max_nodes=40, shuffle=True, generator=generator
+        )
+
+    expected = list(StockLoader(molecules, batch_sampler=make()))
+    assert_same(
+        list(DataLoader(molecules, batch_sampler=make(), prefetch=prefetch)), expected
+    )
+
+
+def test_our_samplers_stand_where_the_training_loop_does(molecules):
+    """By default nothing is asked of them ahead of time."""
+    sampler = BudgetBatchSampler(molecules, max_nodes=40)
+    loader = DataLoader(molecules, batch_sampler=sampler)
+    names = [batch.name for batch in loader]
+    for number, _ in enumerate(loader):
+        if number == 2:
+            state = sampler.state_dict()
+            break
+    sampler.load_state_dict(state)
+    assert [batch.name for batch in loader] == names[3:]

@@ -75,6 +75,7 @@ class Jobs {
 
   Ticket::State wait(uint64_t number, int64_t milliseconds) {
     std::unique_lock<std::mutex> lock(mutex_);
+    if (withdraw(number)) state_.erase(number);
     const auto settled = [&] {
       const auto entry = state_.find(number);
       return entry == state_.end() || entry->second.state != Ticket::State::kPending;
@@ -92,12 +93,7 @@ class Jobs {
 
   void drop(uint64_t number) {
     std::unique_lock<std::mutex> lock(mutex_);
-    for (auto job = waiting_.begin(); job != waiting_.end(); ++job) {
-      if (job->first == number) {
-        waiting_.erase(job);
-        break;
-      }
-    }
+    withdraw(number);
     ended_.wait(lock, [&] { return running_ != number; });
     state_.erase(number);
   }
@@ -124,6 +120,17 @@ class Jobs {
     Ticket::State state = Ticket::State::kPending;
     std::string error;
   };
+
+  // Whether the job was still waiting; it is not any more. Needs the lock.
+  bool withdraw(uint64_t number) {
+    for (auto job = waiting_.begin(); job != waiting_.end(); ++job) {
+      if (job->first == number) {
+        waiting_.erase(job);
+        return true;
+      }
+    }
+    return false;
+  }
 
   void run() {
 #if defined(__linux__)

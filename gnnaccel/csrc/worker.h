@@ -22,8 +22,11 @@ class Ticket {
 
   enum class State { kPending, kDone, kFailed, kLost };
 
-  // Waits up to `milliseconds`. kLost: the job will never run, since it was taken back
-  // or its thread was left behind in the parent process by a fork.
+  // Takes the job back if it has not begun: who needs it now is faster than a thread
+  // that has yet to wake up. Else waits up to `milliseconds` for its end.
+  //
+  // kLost: the job will never run, since it was taken back or its thread was left
+  // behind in the parent process by a fork.
   State wait(int64_t milliseconds) const;
 
   // What a failed job threw.

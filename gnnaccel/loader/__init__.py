@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gnnaccel.data.samplers import BucketBatchSampler, BudgetBatchSampler
 from gnnaccel.loader.dataloader import DataLoader
 
-__all__ = ["DataLoader"]
+__all__ = ["BucketBatchSampler", "BudgetBatchSampler", "DataLoader"]

@@ -16,8 +16,8 @@ from gnnaccel.data import Batcher, Layout
 from gnnaccel.kernels import library
 from gnnaccel.loader.slabs import Slabs
 
-#: Bytes of a batch below which handing it to the thread costs more than copying it.
-TINY = 1 << 16
+#: Bytes of a batch below which handing it to the thread costs about what copying does.
+TINY = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class PackedIterator(_BaseDataLoaderIter):
         self._source = source
         self._begun: deque[_Begun] = deque()
         self._ended = False
+        self._depth = source.depth
         self._worker: Any = None
         super().__init__(loader)
 
@@ -88,6 +89,7 @@ class PackedIterator(_BaseDataLoaderIter):
         self._close()
         self._source = loader._source()
         self._ended = False
+        self._depth = self._source.depth
         super()._reset(loader, first_iter)
 
     def _next_data(self) -> Any:
@@ -123,7 +125,7 @@ class PackedIterator(_BaseDataLoaderIter):
         """
         if not self._begun:
             self._ended = False
-        while not self._ended and len(self._begun) <= self._source.depth:
+        while not self._ended and len(self._begun) <= self._depth:
             if self._begun and self._begun[-1].error is not None:
                 return
             self._begin()
@@ -152,7 +154,9 @@ class PackedIterator(_BaseDataLoaderIter):
         if layout.small_nbytes:
             small = torch.empty(layout.small_nbytes, dtype=torch.uint8)
         begun.layout, begun.memory = layout, (slab, small)
-        if source.depth and (source.eager or layout.nbytes >= TINY):
+        if not source.eager:
+            self._depth = source.depth if layout.nbytes >= TINY else 0
+        if self._depth:
             begun.ticket = self._submit(layout, slab, small)
 
     def _submit(self, layout: Layout, slab: Tensor, small: Tensor | None) -> Any:
