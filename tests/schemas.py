@@ -119,7 +119,7 @@ ATTRIBUTES = {
     "node_cube": lambda m, n: m.tensor(n, 2, 3),
     "nested": _nested,
     "empty_dict": lambda m, n: {},
-    "tensors": lambda m, n: [m.tensor(n), m.tensor(2, n)],
+    "tensors": lambda m, n: [m.tensor(n), m.tensor(n, 2)],
     "pair": lambda m, n: (m.tensor(n), m.tensor(1)),
     "some_index": lambda m, n: m.tensor(n, dtype=torch.int64),
     "int_index": lambda m, n: m.tensor(2, n, dtype=torch.int32),

@@ -16,9 +16,7 @@ from torch_geometric.data import Batch, InMemoryDataset
 from gnnaccel.data import PackedDataset
 from gnnaccel.kernels import library
 
-_FUZZ = settings(
-    max_examples=150, suppress_health_check=list(HealthCheck), deadline=None
-)
+_FUZZ = settings(suppress_health_check=list(HealthCheck))
 
 
 class Stored(InMemoryDataset):

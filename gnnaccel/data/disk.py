@@ -29,6 +29,7 @@ def save(pack: Pack, path: str | os.PathLike[str]) -> None:
                 "attrs": {name: _to_plain(t) for name, t in store.attrs.items()},
                 "num_nodes": store.num_nodes,
                 "counts": store.counts,
+                "private": store.private,
             }
             for store in pack.stores.values()
         ],
@@ -66,6 +67,7 @@ def load(path: str | os.PathLike[str]) -> Pack:
             {name: _from_plain(t) for name, t in s["attrs"].items()},
             s["num_nodes"],
             s["counts"],
+            s["private"],
         )
         for s in state["stores"]
     ]

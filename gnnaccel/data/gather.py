@@ -69,7 +69,7 @@ def gather(
     known_counts = {key: known for key, (_, known) in counts.items()}
     stores = []
     for key, names_of_all in keys.items():
-        store = Store(key)
+        store = Store(key, private=_private(graphs, key))
         if key in counts:
             store.counts = counts[key][0]
         for name in names_of_all:
@@ -99,6 +99,16 @@ def _has(graph: BaseData, key: Any) -> bool:
 
 def _holds(graph: BaseData, key: Any, name: str) -> bool:
     return _has(graph, key) and name in store_of(graph, key)._mapping
+
+
+_KNOWN = frozenset(("_mapping", "_parent", "_key", "_cached_attr", "_blocks"))
+
+
+def _private(graphs: Sequence[BaseData], key: Any) -> list[Any] | None:
+    """The private fields of each graph's storage: a graph may be a batch itself."""
+    held = (store_of(g, key).__dict__ if _has(g, key) else {} for g in graphs)
+    found = [{k: v for k, v in d.items() if k not in _KNOWN} for d in held]
+    return found if any(found) else None
 
 
 def _numbers_nodes(stores: Sequence[BaseStorage]) -> bool:

@@ -111,12 +111,14 @@ class Store:
         num_nodes: What the graphs hold under ``num_nodes``, if they do.
         counts: How many nodes each graph has, where PyG numbers nodes by graph; prefix
             sums, int64 ``[n + 1]``.
+        private: What each graph's storage knows besides, if any does; batches don't.
     """
 
     key: Any
     attrs: dict[str, Tree] = field(default_factory=dict)
     num_nodes: list[Any] | None = None
     counts: Tensor | None = None
+    private: list[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

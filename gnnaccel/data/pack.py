@@ -81,6 +81,8 @@ class Pack:
         for key, names in self.signatures[number].stores:
             packed = self.stores[key]
             store = _store(graph, key)
+            if packed.private is not None:
+                store.__dict__.update(packed.private[i])
             for name in names:
                 if name == "num_nodes" and packed.num_nodes is not None:
                     store[name] = packed.num_nodes[i]

@@ -55,8 +55,6 @@ class BatchShell:
         self._plain = cls.__init__ is init or issubclass(cls, Batch)
 
     def _construct(self) -> Batch:
-        if issubclass(self._base, Batch):
-            return self._base()
         return Batch(_base_cls=self._base)
 
     def __call__(self, keys: list[Any]) -> tuple[Batch, list[BaseStorage]]:
@@ -99,7 +97,8 @@ class BatchShell:
                 store = batch.get_edge_store(*key)
             else:
                 store = batch.get_node_store(key)
-            store.__class__ = SLAB_CLASSES[type(store)]
+            # A storage takes plain assignments for attributes of the graph.
+            object.__setattr__(store, "__class__", SLAB_CLASSES[type(store)])
             stores.append(store)
         return batch, stores
 

@@ -80,9 +80,7 @@ class Blocks:
         if target.data_ptr() == address and moved.device == tensor.device:
             return tensor
         out = torch.empty(0, dtype=tensor.dtype, device=moved.device)
-        return out.set_(  # type: ignore[call-overload]
-            target, tensor.storage_offset(), tensor.shape, tensor.stride()
-        )
+        return out.set_(target, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def _whole(
         self, tensor: Tensor, used: int, func: Mover, batch: Any
