@@ -81,13 +81,15 @@ class Batcher:
         """Plans the batch of some graphs.
 
         Args:
-            index: Positions in the data set, int64 ``[B]``, contiguous and on the CPU;
-                negative ones count from the end.
+            index: Positions in the data set, int64 ``[B]`` on the CPU; negative ones
+                count from the end.
 
         Raises:
             IndexError: A position is out of range, or there is none.
             KeyError: Some of the graphs lack an attribute that the others have.
         """
+        if index.dtype is not torch.int64 or not index.is_contiguous():
+            index = as_index(index)
         graphs = len(index)
         if graphs == 0:
             raise IndexError("Expected at least one graph to batch (got none)")
