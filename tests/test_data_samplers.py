@@ -402,6 +402,14 @@ def test_after_its_end_comes_a_new_epoch():
     assert len(fresh) == 2 and fresh != taken
 
 
+def test_look_ahead_that_has_found_the_end():
+    sampler = BudgetBatchSampler(Sized([1] * 12), max_nodes=4, shuffle=True)
+    batches = list(sampler)
+    state = sampler.state_dict(1)
+    sampler.load_state_dict(state)
+    assert list(sampler) == batches[1:]
+
+
 def test_resume_knows_its_epoch():
     sampler = BudgetBatchSampler(Sized([1] * 32), max_nodes=4, shuffle=True)
     sampler.set_epoch(4)
@@ -577,7 +585,10 @@ def schemas(number):
     hetero.y = torch.rand(1)
     return {
         "plain": Data(x=torch.rand(n, 3), edge_index=index, y=0.5),
-        "given": Data(num_nodes=n + 7, edge_index=index, edge_attr=torch.rand(e, 2)),
+        "given": Data(x=torch.rand(n), num_nodes=n + 7),
+        "only given": Data(
+            num_nodes=n + 7, edge_index=index, edge_attr=torch.rand(e, 2)
+        ),
         "position": Data(y=torch.rand(3), pos=torch.rand(n, 3), edge_index=index),
         "named": Data(my_node=torch.rand(n), my_edge=torch.rand(e, 2)),
         "inferred": Data(edge_index=index),
@@ -628,7 +639,8 @@ def test_slices_are_read_and_no_graph_is_built(monkeypatch):
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_bytes():
     sparse = torch.eye(4).to_sparse()
-    item = Data(x=torch.rand(3, 2), s=sparse, c=sparse.to_sparse_csr(), y=1.5, t="text")
+    item = Data(x=torch.rand(3, 2), s=sparse, c=sparse.to_sparse_csr(), y=1.5)
+    item.text, item.ints = "text", [1, 2]  # no batch makes tensors of these
     coo, csr = 2 * 4 * 8 + 4 * 4, 5 * 8 + 4 * 8 + 4 * 4
     assert graph_sizes([item], ["bytes"]).tolist() == [[3 * 2 * 4 + coo + csr + 4]]
     sampler = BudgetBatchSampler(
