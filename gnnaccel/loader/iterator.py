@@ -19,6 +19,9 @@ from gnnaccel.loader.slabs import Slabs
 #: Bytes of a batch below which handing it to the thread costs about what copying does.
 TINY = 1 << 18
 
+#: Bytes of a batch from which torch's threads share in a copy that is made here.
+SHARED = 1 << 21
+
 
 @dataclass(frozen=True)
 class Source:
@@ -114,7 +117,10 @@ class PackedIterator(_BaseDataLoaderIter):
                 batch = pin_memory.pin_memory(batch, self._pin_memory_device)
             return batch
         if not filled:
-            self._source.batcher.fill(begun.layout, *begun.memory)
+            # Waking torch's threads costs more than they save on a small batch.
+            alone = begun.layout.nbytes < SHARED
+            slab, small = begun.memory
+            self._source.batcher.fill(begun.layout, slab, small, threads=int(alone))
         return self._source.batcher.assemble(begun.layout, *begun.memory)
 
     def _look_ahead(self) -> None:
