@@ -196,7 +196,7 @@ def hetero_lists(draw, absent=False):
     edge_types = draw(st.lists(st.sampled_from(ends), unique=True, max_size=3))
     by_type = {t: [] if absent else _some(draw, _TYPED, 2) for t in types}
     by_type |= {t: [] if absent else _some(draw, _TYPED, 2) for t in edge_types}
-    on_graph = _some(draw, _TYPED, 2)
+    on_graph = ["y", "name"] if absent else _some(draw, _TYPED, 2)
     counted = draw(st.booleans())
     graphs = []
     for _ in range(draw(st.integers(2, 5))):
