@@ -246,6 +246,53 @@ def test_hooks_on_the_inner_linear_see_what_pyg_shows(name, fin):
         torch.testing.assert_close(got, wanted)
 
 
+def _inner(layer):
+    return [module for module in layer.modules() if module is not layer]
+
+
+@pytest.mark.parametrize("fin", [2, 9])
+@pytest.mark.parametrize("name", [*KINDS, "gin_mean", "graph_max"])
+def test_backward_hooks_on_all_inner_modules_run(name, fin):
+    calls: list[list[str]] = []
+    stock, ours = make(name, fin, 5)
+    for layer in (stock, ours):
+        seen: list[str] = []
+        for module in _inner(layer):
+            module.register_full_backward_hook(
+                lambda m, *_, seen=seen: seen.append(type(m).__name__)
+            )
+        calls.append(seen)
+    assert_alike(stock, ours, *inputs(name, SQUARE["loops"], fin))
+    assert sorted(calls[0]) == sorted(calls[1])
+    assert len(calls[0]) == len(_inner(stock))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_hooks_on_all_modules_there_are_run(name):
+    calls: list[list[str]] = []
+    args = _args(name)
+    for layer in make(name):
+        seen: list[str] = []
+        handle = nn.modules.module.register_module_forward_hook(
+            lambda m, *_, seen=seen: seen.append(type(m).__name__)
+        )
+        layer(*args)
+        handle.remove()
+        calls.append(seen)
+    assert calls[0] == calls[1]
+
+
+@pytest.mark.parametrize("fin", [2, 9])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_forward_replaced_on_inner_modules(name, fin):
+    """As libraries do that move, cast or quantise a module around its call."""
+    stock, ours = make(name, fin, 5)
+    for layer in (stock, ours):
+        for module in _inner(layer):
+            module.forward = lambda *args, f=module.forward, **kw: f(*args, **kw).tanh()
+    assert_alike(stock, ours, *inputs(name, SQUARE["loops"], fin))
+
+
 class Squashed(nn.Linear):
     """Has a weight and a bias, and is not linear."""
 

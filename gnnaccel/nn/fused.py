@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import aggr
 from torch_geometric.nn.dense.linear import Linear
@@ -91,8 +92,8 @@ class Fused:
         module = state["_modules"].get("aggr_module")
         if type(module) not in REDUCE_OF:
             return f"aggr={state['aggr']!r}: only sum, mean, max and min are fused"
-        if module._forward_hooks or module._forward_pre_hooks:
-            return "hooks are registered on its aggregation"
+        if watched(module):
+            return "its aggregation has hooks, or a forward of its own"
         return None
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
@@ -258,12 +259,18 @@ def sizes(layer: Any, x: Any, size: Any) -> tuple[Any, Any, int | None, bool]:
 
 def plain_linear(module: Any) -> bool:
     """Whether ``module(x)`` is ``x W^T + b`` and nobody looks on."""
-    return (
-        type(module) in (torch.nn.Linear, Linear)
-        and not module._forward_hooks
-        and not module._forward_pre_hooks
-        and not module._backward_hooks
-        and not module._backward_pre_hooks
+    return type(module) in (torch.nn.Linear, Linear) and not watched(module)
+
+
+def watched(module: Any) -> bool:
+    """Whether a call of ``module`` does more than its class's ``forward``."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__  # as wrappers of memory and precision set it
+        or _has_any_global_hook()
     )
 
 

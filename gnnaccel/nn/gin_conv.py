@@ -17,6 +17,7 @@ from gnnaccel.nn.fused import (
     may_reorder,
     plain_linear,
     sizes,
+    watched,
 )
 from gnnaccel.nn.neighbours import aggregate, matrix_weight
 from gnnaccel.ops.adj import Adj, wants_grad
@@ -90,8 +91,7 @@ def _split(network: Any) -> tuple[Any, list[torch.nn.Module]]:
         type(network) is torch.nn.Sequential
         and len(network) > 0
         and plain_linear(network[0])
-        and not network._forward_hooks
-        and not network._forward_pre_hooks
+        and not watched(network)
     ):
         return network[0], list(network)[1:]
     return None, []
