@@ -170,11 +170,7 @@ def graph_for(
         EdgeIndexError: An edge names a node that does not exist.
     """
     if not (
-        isinstance(x_src, Tensor)
-        and x_src.layout == torch.strided
-        and x_src.dim() == 2
-        and x_src.dtype in _DTYPES
-        and x_src.device.type == "cpu"
+        _is_matrix(x_src) and x_src.dtype in _DTYPES and x_src.device.type == "cpu"
     ):
         return None
     if transforming(x_src) or torch.jit.is_tracing():  # type: ignore[attr-defined]
@@ -224,6 +220,10 @@ def graph_for(
     return Adj(Graph.of(edge_index, size[::-1]).t, None, *size)
 
 
+def _is_matrix(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.layout == torch.strided and x.dim() == 2
+
+
 def _device(matrix: Any) -> torch.device:
     device = matrix.device
     result: torch.device = device() if callable(device) else device
@@ -245,8 +245,11 @@ def sizes(layer: Any, x: Any, size: Any) -> tuple[Any, Any, int | None, bool]:
         return None, None, None, False
     if not isinstance(x_src, Tensor) or x_src.dim() == 0:
         return x_src, x_dst, None, False
-    if x_dst is not x_src and layer.flow != "source_to_target":
-        return x_src, x_dst, None, False  # PyG's messages come from x_dst then
+    if x_dst is not x_src:
+        if layer.flow != "source_to_target":
+            return x_src, x_dst, None, False  # PyG's messages come from x_dst then
+        if x_dst is not None and not _is_matrix(x_dst):
+            return x_src, x_dst, None, False
     num_dst = x_dst.size(-2) if isinstance(x_dst, Tensor) and x_dst.dim() > 1 else None
     if size is None:
         return x_src, x_dst, num_dst, True
