@@ -308,6 +308,45 @@ def test_bad_features_fail_as_in_pyg(name, bad):
 
 
 @pytest.mark.parametrize("name", ["sage", "sage_max", "graph", "gin"])
+@pytest.mark.parametrize("shape", [(3, 8, 5), (1, 8, 5), (8, 1, 5), (5,), ()], ids=str)
+def test_destinations_of_other_dimensions(name, shape):
+    """PyG adds what broadcasts."""
+    stock, ours = make(name)
+    other = torch.randn(shape, dtype=torch.float64)
+    assert_alike(stock, ours, (_x(), other), _simple_edges())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_features_that_are_negated_lazily(name):
+    """The imaginary part of a conjugate carries its sign as a bit of the tensor."""
+    stock, ours = make(name, 1)
+    x = torch.randn(8, 1, dtype=torch.complex128).conj().imag
+    assert x.is_neg()
+    args = (x, _simple_edges())
+    if CONFIGS[name].weighted:
+        args += (torch.rand(10, dtype=torch.float64),)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(*args), stock(*args))
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("rows", [8, 1 << 15])
+def test_beside_another_default_device(name, rows):
+    """What new tensors without a device get is not what those at hand have."""
+    stock, ours = make(name)
+    args = (torch.randn(rows, 5, dtype=torch.float64), _simple_edges())
+    if CONFIGS[name].weighted:
+        args += (torch.rand(10, dtype=torch.float64, requires_grad=True),)
+    with torch.device("meta"):
+        expected, actual = stock(*args), ours(*args)
+        actual.sum().backward()
+    assert (
+        ours.get_parameter(next(iter(dict(ours.named_parameters())))).grad is not None
+    )
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("name", ["sage", "sage_max", "graph", "gin"])
 @pytest.mark.parametrize(
     "size",
     [(8, 5), (5, 8), (9, 9), (7, 8), (-1, 8), (8,), (8, 8, 8), 8, "ab", (None, 8)],

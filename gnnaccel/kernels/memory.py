@@ -29,13 +29,13 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """
     size = math.prod(shape) * dtype.itemsize
     if size < THRESHOLD or library.module is None or _filled():
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     block: Tensor | None = library.module.block(size)
     if block is None:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     # No view of the block: a view may not be changed in place once an autograd
     # function returned it.
-    tensor = torch.empty(0, dtype=dtype)
+    tensor = torch.empty(0, dtype=dtype, device="cpu")
     storage = block.untyped_storage()
     return tensor.set_(storage, 0, tuple(shape))  # type: ignore[call-overload]
 

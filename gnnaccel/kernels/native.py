@@ -64,6 +64,7 @@ def _address(tensor: Tensor | None) -> int:
 
 def _rows(x: Tensor) -> tuple[Tensor, int]:
     """``x`` with dense rows, and the elements between one row and the next."""
+    x = x.resolve_neg()
     if x.is_contiguous():
         return x, x.stride(0) if x.dim() > 1 else 1
     if x.numel() > 0 and x[0].is_contiguous() and x.stride(0) >= 0:
@@ -95,10 +96,10 @@ def _group(
 ) -> tuple[Grouping | None, int, int]:
     entries = key.numel()
     dtype = index_dtype(entries, rows, others)
-    ptr = torch.empty(rows + 1, dtype=dtype)
-    perm = torch.empty(entries, dtype=dtype)
+    ptr = torch.empty(rows + 1, dtype=dtype, device="cpu")
+    perm = torch.empty(entries, dtype=dtype, device="cpu")
     with_col = other is not None or origin is not None
-    col = torch.empty(entries, dtype=dtype) if with_col else None
+    col = torch.empty_like(perm) if with_col else None
     bad_end, bad_value, is_sorted, loops, max_degree = _native.group(
         key.data_ptr(),
         key.stride(0),
@@ -214,7 +215,7 @@ def sddmm(g: Grouping, a: Tensor, b: Tensor) -> Tensor:
     """See :func:`gnnaccel.kernels.reference.sddmm`."""
     a, a_stride = _rows(a)
     b, b_stride = _rows(b)
-    out = torch.empty((g.entries, *a.shape[1:-1]), dtype=a.dtype)
+    out = a.new_empty((g.entries, *a.shape[1:-1]))
     _native.sddmm(
         *g.addresses,
         _DTYPES[a.dtype],
