@@ -213,3 +213,17 @@ def test_sparse_features_work_as_in_pyg():
     edge_index = SQUARE["unsorted"].edge_index
     torch.testing.assert_close(ours(sparse, edge_index), stock(sparse, edge_index))
     torch.testing.assert_close(ours(sparse, edge_index), stock(x, edge_index))
+
+
+@pytest.mark.parametrize("width", [2, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_bias_of_another_dtype_decides_that_of_the_result(dtype, width):
+    stock, ours = make("gcn", width)
+    for layer in (stock, ours):
+        layer.to(torch.bfloat16 if dtype == torch.float32 else torch.float32)
+        layer.bias.data = layer.bias.data.to(dtype)
+    x = torch.randn(13, width, dtype=ours.lin.weight.dtype, requires_grad=True)
+    edge_index = random_edges(13, 13, 60)
+    expected, actual = stock(x, edge_index), ours(x, edge_index)
+    assert actual.dtype == expected.dtype == dtype
+    torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.02)

@@ -19,7 +19,7 @@ from gnnaccel.nn.fused import (
     may_reorder,
     plain_linear,
 )
-from gnnaccel.ops.adj import Adj, node_scale, wants_grad
+from gnnaccel.ops.adj import Adj, node_scale
 from gnnaccel.ops.gather import gather, scatter
 from gnnaccel.ops.product import Scales, spmm_sum
 
@@ -87,11 +87,18 @@ class GCNConv(Fused, torch_geometric.nn.GCNConv):
         # The coefficients are of the input's dtype, whatever autocast made of h.
         h = h.to(torch.promote_types(h.dtype, x.dtype))
         out = self._aggregate(adj, h, weight, normalize)
+        if self.bias is None:
+            return out
         # In place: the product made `out` for us, and nobody else holds it.
-        return out if self.bias is None else out.add_(self.bias)
+        return out.add_(self.bias) if self.bias.dtype == out.dtype else out + self.bias
 
     def _aggregates_first(self, x: Tensor) -> bool:
-        if not (may_reorder(x) and plain_linear(self.lin) and self.lin.bias is None):
+        if not (
+            may_reorder(x)
+            and plain_linear(self.lin)
+            and self.lin.bias is None
+            and (self.bias is None or self.bias.dtype == x.dtype)
+        ):
             return False
         first, second = aggregation_columns(self.lin, x)
         return first < second
@@ -116,7 +123,9 @@ class GCNConv(Fused, torch_geometric.nn.GCNConv):
                 )
             return spmm_sum(adj, x, None, Scales(scale, scale, own), skip_loops=loops)
         fill = (2.0 if self.improved else 1.0) if loops else None
-        if adj.graph is None or wants_grad(weight):
+        # What learns is new at every step, and fused optimizers write to it without
+        # a word to its version counter.
+        if adj.graph is None or weight.requires_grad:
             w, own = _normalisation(adj, weight, fill)
             out = spmm_sum(adj, x, w)
             return out if own is None else out + own.unsqueeze(-1) * x
