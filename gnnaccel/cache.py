@@ -22,12 +22,18 @@ T = TypeVar("T")
 
 
 class _Entry:
-    __slots__ = ("ref", "values", "version")
+    __slots__ = ("ref", "storage", "values", "version")
 
-    def __init__(self, ref: weakref.ref[Tensor], version: int) -> None:
-        self.ref = ref
-        self.version = version
+    def __init__(self, base: Tensor, forget: Callable[[weakref.ref[Tensor]], None]):
+        self.ref = weakref.ref(base, forget)
+        self.version = base._version
+        # Held, so that what takes its place is another one, at another address.
+        self.storage = _storage(base)
         self.values: dict[Hashable, Any] = {}
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
+    return tensor.untyped_storage() if tensor.layout == torch.strided else None
 
 
 class Memory:
@@ -49,7 +55,12 @@ class Memory:
         if tensor.is_inference():
             return build()
         base = tensor
-        if tensor._is_view() and tensor._base is not None:
+        # A view whose .data was swapped shares nothing with its base.
+        if (
+            tensor._is_view()
+            and tensor._base is not None
+            and _storage(tensor) is _storage(tensor._base)
+        ):
             base = tensor._base
         geometry: Hashable = None
         if tensor.layout == torch.strided:
@@ -61,7 +72,12 @@ class Memory:
             )
         full_key = (key, geometry)
         entry = self._entries.get(id(base))
-        if entry is None or entry.ref() is not base or entry.version != base._version:
+        if (
+            entry is None
+            or entry.ref() is not base
+            or entry.version != base._version
+            or entry.storage is not _storage(base)
+        ):
             entry = self._new_entry(base)
         elif full_key in entry.values:
             found: T = entry.values[full_key]
@@ -83,7 +99,7 @@ class Memory:
             if entry is not None and entry.ref is ref:
                 del entries[address]
 
-        entry = _Entry(weakref.ref(base, forget), base._version)
+        entry = _Entry(base, forget)
         entries[address] = entry
         return entry
 

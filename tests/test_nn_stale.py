@@ -218,3 +218,38 @@ def test_backends_do_not_share_leftovers(name):
     for backend in ("reference", "auto", "reference", "auto"):
         with ops.backend(backend):
             assert_alike(stock, ours, x, edge_index, *weight)
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_data_swapped_for_other_data_at_the_same_address(view):
+    """What is freed in between leaves its address to whoever comes next."""
+    block = bytearray(random_edges(13, 13, 60).numpy().tobytes())
+
+    def at_one_address():
+        return torch.frombuffer(block, dtype=torch.long).view(2, 60)
+
+    stock, ours = make("sage")
+    edge_index = at_one_address()[:] if view else torch.empty(2, 60, dtype=torch.long)
+    edge_index.data = at_one_address()
+    assert_alike(stock, ours, _x(), edge_index)
+    edge_index.data = torch.zeros(2, 60, dtype=torch.long)
+    block[:] = random_edges(13, 13, 60, seed=9).numpy().tobytes()
+    edge_index.data = at_one_address()
+    with torch.no_grad():
+        x = _x()
+        torch.testing.assert_close(ours(x, edge_index), stock(x, edge_index))
+
+
+@pytest.mark.parametrize("name", [n for n, c in CONFIGS.items() if c.weighted])
+def test_weights_that_a_fused_optimizer_learns(name):
+    """Its step writes to them and leaves their version as it was."""
+    stock, ours = make(name)
+    edge_index, x = random_edges(13, 13, 60), _x()
+    weight = torch.nn.Parameter(_weight(name)[0])
+    optimizer = torch.optim.Adam([weight], lr=0.1, fused=True)
+    for _ in range(4):
+        with torch.no_grad():
+            expected = stock(x, edge_index, weight)
+            torch.testing.assert_close(ours(x, edge_index, weight), expected)
+        weight.grad = torch.rand_like(weight)
+        optimizer.step()
