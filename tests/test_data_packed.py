@@ -74,6 +74,8 @@ def test_writes_to_the_storage_are_noticed():
         lambda d: setattr(d._data, "x", d._data.x.clone()),
         lambda d: d._data.__setattr__("new", torch.ones(3)),
         lambda d: d.slices.pop("y"),
+        lambda d: d._data.x.requires_grad_(),
+        lambda d: setattr(d._data.x, "data", d._data.x.clone()),
     ):
         dataset = Stored(_graphs())
         packed = PackedDataset(dataset)
@@ -81,6 +83,38 @@ def test_writes_to_the_storage_are_noticed():
         change(dataset)
         assert packed.stale()
     assert not PackedDataset(_graphs()).stale()
+
+
+def test_a_pack_is_sent_once():
+    graphs = [Data(x=torch.full((100, 64), float(i))) for i in range(64)]
+    dataset = Stored(graphs)
+    sent = pickle.dumps(PackedDataset(dataset))
+    assert len(sent) < 1.2 * dataset._data.x.nbytes
+    dataset._data.x.zero_()
+    again = pickle.loads(sent)
+    assert not again.stale()
+    assert_same(Batch.from_data_list(graphs), again.batch(range(64)))
+
+
+def test_memory_that_moves():
+    # What torch does to send a tensor to another process: the old memory is freed.
+    graphs = [Data(x=torch.full((1000, 64), float(i))) for i in range(64)]
+    dataset = Stored(graphs)
+    packed = PackedDataset(dataset)
+    index = torch.arange(0, 64, 3)
+    stock = Batch.from_data_list([graphs[i] for i in index])
+    assert_same(stock, packed.batch(index))
+    layout = packed.layout(index)
+    dataset._data.share_memory_()
+    dataset.slices["x"].share_memory_()
+    others = [torch.full_like(dataset._data.x, -1.0) for _ in range(2)]
+    slab = torch.empty(layout.nbytes, dtype=torch.uint8)
+    small = torch.empty(layout.small_nbytes, dtype=torch.uint8)
+    packed.fill(layout, slab, small)
+    assert_same(stock, packed.assemble(layout, slab, small))
+    assert_same(stock, packed.batch(index))
+    assert not packed.stale()
+    del others
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,7 @@ class Batcher:
                 index, self._subset, self._n, recipe, found, values
             )
         else:
+            recipe.locate()
             subset = self._subset
             planned = module.plan_batch(
                 index.data_ptr(),
@@ -164,6 +165,7 @@ class Batcher:
         calls it keeps ``layout`` and the slabs alive meanwhile.
         """
         recipe = layout.recipe
+        recipe.locate()
         return (
             recipe.parts.data_ptr(),
             len(recipe.views),

@@ -108,6 +108,8 @@ class _Attribute:
     def _rows(self, name: str, value: Tensor, slices: Any) -> Rows:
         if not (plain(value) and isinstance(slices, Tensor) and slices.dim() == 1):
             raise NotPackable
+        # Tensors of our own over the same memory: PyG's may be given another.
+        value, slices = value.detach(), slices.detach()
         starts = slices.to("cpu", torch.int64).contiguous()
         cat_dim = self.data.__cat_dim__(name, value, self.store)
         if cat_dim is not None and type(cat_dim) is not int:

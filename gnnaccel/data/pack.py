@@ -13,7 +13,7 @@ from torch_geometric.data.storage import BaseStorage
 
 from gnnaccel.data.flat import flat, is_flat
 from gnnaccel.data.gather import gather
-from gnnaccel.data.leaves import Signature, Store
+from gnnaccel.data.leaves import Signature, Store, plain
 from gnnaccel.data.shell import new_graph
 
 
@@ -107,9 +107,17 @@ class Marks:
     def __init__(self, dataset: InMemoryDataset) -> None:
         self._dataset = dataset
         self._seen = self._look()
+        # Over the memory that they have now, wherever torch moves that.
+        self._memory = [
+            (value, value.detach()) for value, _ in self._seen if plain(value)
+        ]
 
-    def _look(self) -> list[tuple[Any, int]]:
-        found: list[tuple[Any, int]] = [(self._dataset._data, 0)]
+    def __reduce__(self) -> Any:
+        # A pack that was sent or copied has its storage to itself: nothing to notice.
+        return type(None), ()
+
+    def _look(self) -> list[tuple[Any, Any]]:
+        found: list[tuple[Any, Any]] = [(self._dataset._data, 0)]
         _walk(self._dataset.slices, found)
         for store in self._dataset._data.stores:
             _walk(store._mapping, found)
@@ -119,15 +127,20 @@ class Marks:
     def changed(self) -> bool:
         """Whether it was."""
         now = self._look()
-        return len(now) != len(self._seen) or any(
-            a is not b or x != y for (a, x), (b, y) in zip(now, self._seen, strict=True)
+        return (
+            len(now) != len(self._seen)
+            or any(
+                a is not b or x != y
+                for (a, x), (b, y) in zip(now, self._seen, strict=True)
+            )
+            or not all(value.is_set_to(memory) for value, memory in self._memory)
         )
 
 
-def _walk(value: Any, found: list[tuple[Any, int]]) -> None:
+def _walk(value: Any, found: list[tuple[Any, Any]]) -> None:
     if isinstance(value, Tensor):
         version = 0 if value.is_inference() else value._version
-        found.append((value, version))
+        found.append((value, (version, value.requires_grad)))
     elif isinstance(value, dict):
         found.append((value, len(value)))
         for item in value.values():

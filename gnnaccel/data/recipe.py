@@ -121,9 +121,30 @@ class Recipe:
             self.stores.append(StoreSteps(key, steps, counts))
         self.keys = [steps.key for steps in self.stores]
         self.parts = torch.tensor(self._fields, dtype=torch.int64).reshape(-1, 11)
-        self.addresses = torch.tensor(
-            [0 if p is None else p.data_ptr() for p in self.prefixes], dtype=torch.int64
-        )
+        self.addresses = torch.zeros(len(self.prefixes), dtype=torch.int64)
+        rows = [source for source in self.sources if source is not None]
+        held = [t for s in rows for t in (s.data, s.starts)]
+        held += [prefix for prefix in self.prefixes if prefix is not None]
+        self._held = list({id(tensor): tensor for tensor in held}.values())
+        self._where: list[int] = []
+        self.locate()
+
+    def locate(self) -> None:
+        """Notes where the packed tensors lie.
+
+        To be called before every use of ``parts`` and ``addresses``: torch moves a
+        tensor's memory when it is sent to another process, and frees what it leaves.
+        """
+        where = [tensor.data_ptr() for tensor in self._held]
+        if where == self._where:
+            return
+        self._where = where
+        for i, source in enumerate(self.sources):
+            if source is not None:
+                self.parts[i, 2] = source.data.data_ptr()
+                self.parts[i, 3] = source.starts.data_ptr()
+        for i, prefix in enumerate(self.prefixes):
+            self.addresses[i] = 0 if prefix is None else prefix.data_ptr()
 
     def _step(self, name: str, store: Store, followed: bool) -> Step:
         if name == "num_nodes":
@@ -155,7 +176,7 @@ class Recipe:
         column = len(rows.inc) if rows.inc_column else 0
         self._fields.append(
             [
-                *(ROWS, self._slab(rows), data.data_ptr(), rows.starts.data_ptr()),
+                *(ROWS, self._slab(rows), 0, 0),  # what `locate` finds
                 *(starts, row_bytes, outer, data.shape[dim], inc if rows.inc else -1),
                 *(int(bool(column)), data.element_size()),
             ]
