@@ -194,6 +194,29 @@ def test_a_failed_save_leaves_the_old_file(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["pack.pt"]
 
 
+@pytest.mark.parametrize("content", [b"", b"no pack", "half"])
+def test_what_is_no_pack_is_named(content, tmp_path):
+    path = tmp_path / "pack.pt"
+    PackedDataset(_graphs()).save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if content == "half" else content)
+    with pytest.raises(ValueError, match="pack.pt was not written by"):
+        PackedDataset.load(path)
+
+
+@pytest.mark.parametrize("bad", [[1.5], [True, False], torch.ones(3), [1j]], ids=str)
+def test_what_is_no_position(bad):
+    with pytest.raises(TypeError, match="positions of graphs as integers"):
+        PackedDataset(_graphs()).batch(bad)
+
+
+def test_a_number_that_no_tensor_holds():
+    graphs = [Data(x=torch.ones(2, 1), y=2**i) for i in (3, 62, 63, 70)]
+    packed = PackedDataset(graphs)
+    assert [graph.y for graph in packed] == [graph.y for graph in graphs]
+    assert_same(Batch.from_data_list(graphs[:2]), packed.batch([0, 1]))
+
+
 @pytest.mark.parametrize("bad", [12, -13, 2**40])
 def test_a_position_out_of_range_is_named(bad):
     with pytest.raises(IndexError, match=rf"from -12 to 11 \(got {bad}\)"):
@@ -207,6 +230,11 @@ def test_no_graph():
         PackedDataset([])
     with pytest.raises(TypeError, match=r"Data or HeteroData \(got builtins\.int\)"):
         PackedDataset([3])
+    for none in (_graphs()[0], iter(_graphs())):
+        with pytest.raises(TypeError, match="a data set with a length"):
+            PackedDataset(none)
+    with pytest.raises(TypeError, match="both Data and HeteroData"):
+        PackedDataset([*_graphs(), HeteroData()])
 
 
 @pytest.mark.parametrize("lacking", [0, 3])

@@ -215,7 +215,14 @@ class Batcher:
 
 
 def as_index(index: Any) -> Tensor:
-    """``index`` as an int64 tensor ``[B]``, contiguous and on the CPU."""
-    return (
-        torch.as_tensor(index, dtype=torch.int64, device="cpu").reshape(-1).contiguous()
-    )
+    """``index`` as an int64 tensor ``[B]``, contiguous and on the CPU.
+
+    Raises:
+        TypeError: It holds something else than integers: a mask is no position.
+    """
+    found = torch.as_tensor(index, device="cpu").reshape(-1)
+    kind = found.dtype
+    other = kind is torch.bool or kind.is_floating_point or kind.is_complex
+    if other and len(found):  # an empty list has no integers to tell it by
+        raise TypeError(f"Expected positions of graphs as integers (got {kind})")
+    return found.to(torch.int64).contiguous()

@@ -52,10 +52,14 @@ def load(path: str | os.PathLike[str]) -> Pack:
     Raises:
         ValueError: It is no file that :func:`save` wrote, or of another version.
     """
-    # The classes of the graphs are Python's to find, as in PyG's own files.
-    state = torch.load(path, mmap=True, weights_only=False)
+    alien = f"{os.fspath(path)} was not written by PackedDataset.save"
+    try:
+        # The classes of the graphs are Python's to find, as in PyG's own files.
+        state = torch.load(path, mmap=True, weights_only=False)
+    except RuntimeError as error:
+        raise ValueError(f"{alien}, or is damaged: {error}") from error
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
-        raise ValueError(f"{os.fspath(path)} was not written by PackedDataset.save")
+        raise ValueError(alien)
     if state["version"] != _VERSION:
         raise ValueError(
             f"{os.fspath(path)} is of version {state['version']}, and this gnnaccel "

@@ -51,9 +51,14 @@ def gather(
     Returns:
         The storages that any of them has; the signatures that occur; and which of these
         each graph has, ``None`` if there is but one.
+
+    Raises:
+        TypeError: A graph is neither ``Data`` nor ``HeteroData``, or there are both.
     """
     numbers: dict[Signature, int] = {}
     which = [numbers.setdefault(signature_of(g), len(numbers)) for g in graphs]
+    if len({issubclass(signature.cls, HeteroData) for signature in numbers}) > 1:
+        raise TypeError("Expected graphs of one kind (got both Data and HeteroData)")
     keys: dict[Any, dict[str, None]] = {}
     for signature in numbers:
         for key, names in signature.stores:
@@ -168,7 +173,7 @@ def _pack_tensors(name: str, values: list[Tensor], rules: Rules) -> Rows:
 def _pack_numbers(name: Any, values: list[Any], rules: Rules) -> Rows:
     try:
         data = torch.tensor(values)
-    except (RuntimeError, OverflowError):
+    except (RuntimeError, OverflowError, ValueError):  # too large for an int64
         raise NotPackable from None
     rows = Rows(data, 0, torch.arange(len(values) + 1), True, numbers=values)
     rules.increments(name, rows)

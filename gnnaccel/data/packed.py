@@ -32,7 +32,7 @@ class PackedDataset(Dataset):
 
     Raises:
         ValueError: There is no graph.
-        TypeError: A graph is neither ``Data`` nor ``HeteroData``.
+        TypeError: A graph is neither ``Data`` nor ``HeteroData``, or there are both.
     """
 
     def __init__(
@@ -41,6 +41,11 @@ class PackedDataset(Dataset):
         transform: Callable[[Any], Any] | None = None,
         pre: bool = False,
     ) -> None:
+        if isinstance(graphs, BaseData) or not hasattr(graphs, "__len__"):
+            raise TypeError(
+                "Expected a data set with a length, or a list of graphs "
+                f"(got {type(graphs).__name__})"
+            )
         own = getattr(graphs, "transform", None)
         transform = own if transform is None else transform
         super().__init__(transform=None if pre else transform)
