@@ -6,7 +6,13 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from loading import Molecules, assert_same, assert_same_epochs, graph
+from loading import (
+    Molecules,
+    assert_same,
+    assert_same_epochs,
+    graph,
+    hetero_graph,
+)
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -188,8 +194,9 @@ def test_two_loaders_in_step(molecules):
 
 def test_workers_that_are_not_needed(molecules):
     ours = DataLoader(molecules, 4, shuffle=True, num_workers=2)
-    with pytest.warns(UserWarning, match="num_workers=2 is not needed"):
+    with pytest.warns(UserWarning, match="num_workers=2 is not needed") as told:
         assert isinstance(iter(ours), PackedIterator)
+    assert told[0].filename == __file__
     assert_same_epochs(ours, StockLoader(molecules, 4, shuffle=True))
     again = DataLoader(molecules, 4, shuffle=True, num_workers=2)
     again._told = True
@@ -318,8 +325,14 @@ def swap(graphs):
     graphs[20] = graphs[21]
 
 
+def follow_gradients(graphs):
+    graphs[20].edge_attr.requires_grad_()
+
+
 @pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.parametrize("change", [write, replace, add, remove, count, swap])
+@pytest.mark.parametrize(
+    "change", [write, replace, add, remove, count, swap, follow_gradients]
+)
 def test_a_list_that_changes_in_mid_epoch(change, prefetch):
     found = []
     for kind in (StockLoader, DataLoader):
@@ -336,6 +349,35 @@ def test_a_list_that_changes_in_mid_epoch(change, prefetch):
     assert_same(found[1], found[0])
     # Who changes graphs once does so again.
     assert not loader._takes_packed_path()
+
+
+def test_a_list_that_gets_what_could_change_unseen_before_it_is_packed():
+    graphs = graphs_of()
+    ours, stock = DataLoader(graphs, 8), StockLoader(graphs, 8)
+    assert_same_epochs(ours, stock)
+    for data in graphs:
+        data.parts = {"a": torch.zeros(1)}
+    assert_same_epochs(ours, stock)
+    for data in graphs:
+        data.parts["a"] += 1
+    assert_same_epochs(ours, stock)
+
+
+def test_a_list_of_graphs_of_both_kinds():
+    generator = torch.Generator().manual_seed(0)
+    both = [hetero_graph(generator, i) for i in range(4)]
+    both += [graph(generator, i) for i in range(4)]
+    for mixed in (both, both[::-1]):
+        for one in mixed:
+            one.pop("name", None)
+        assert_same_epochs(*pair(mixed, 2, packed=False), epochs=2)
+
+
+def test_a_stored_data_set_of_no_graphs():
+    dataset = Molecules()
+    dataset.data, dataset.slices = dataset.collate([Data(), Data()])
+    assert dataset.len() == 0
+    assert_same_epochs(*pair(dataset, 2, packed=False))
 
 
 def test_a_list_whose_length_changes():
@@ -366,8 +408,47 @@ def test_a_list_under_workers():
     assert_same_epochs(*pair(graphs, 8, packed=False, **arguments), epochs=3)
 
 
+def write_stored(dataset):
+    dataset._data.x += 1
+
+
+def give_memory(dataset):
+    dataset._data.x.data = dataset._data.x + 1
+
+
+def give_other_shape(dataset):
+    dataset._data.weight.data = dataset._data.weight[:, None]
+
+
+def follow_stored_gradients(dataset):
+    dataset._data.edge_attr.requires_grad_()
+
+
+def set_transform(dataset):
+    dataset.transform = Named("seen")
+
+
+class Named:
+    def __init__(self, name):
+        self.name = name
+
+    def __call__(self, data):
+        data.name = self.name
+        return data
+
+
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_a_data_set_that_is_written_to_in_mid_epoch(prefetch):
+@pytest.mark.parametrize(
+    "change",
+    [
+        write_stored,
+        give_memory,
+        give_other_shape,
+        follow_stored_gradients,
+        set_transform,
+    ],
+)
+def test_a_data_set_that_is_written_to_in_mid_epoch(change, prefetch):
     found = []
     for kind in (StockLoader, DataLoader):
         dataset = Molecules()
@@ -375,7 +456,21 @@ def test_a_data_set_that_is_written_to_in_mid_epoch(prefetch):
         batches = []
         for batch in kind(dataset, 4, **more):
             batches.append(batch)
-            dataset._data.x += 1
+            change(dataset)
+        found.append(batches)
+    assert_same(found[1], found[0])
+
+
+def test_a_transform_that_is_set_on_a_pack_in_mid_epoch():
+    found = []
+    for kind, dataset in (
+        (StockLoader, Molecules()),
+        (DataLoader, PackedDataset(Molecules())),
+    ):
+        batches = []
+        for batch in kind(dataset, 4):
+            batches.append(batch)
+            set_transform(dataset)
         found.append(batches)
     assert_same(found[1], found[0])
 

@@ -109,7 +109,7 @@ class DataLoader(StockLoader):
                 f"num_workers={self.num_workers} is not needed: batches of this data "
                 "set are copied out of packed storage, without Python work that "
                 "workers could share. None are started.",
-                stacklevel=3,
+                stacklevel=4,
             )
         return PackedIterator(self, self._source())
 

@@ -25,8 +25,8 @@ MEMORY_SHARE = 0.25
 # What can't change behind an attribute's back. Tensors tell by a version number.
 _CONSTANT = (type(None), bool, int, float, str)
 
-#: Of one store: its keys, their values, the tensors among them, the tensors' versions.
-_Mark = tuple[tuple[str, ...], tuple[Any, ...], tuple[Tensor, ...], list[int]]
+#: Of one store: its keys, their values, the tensors among them, what these are told by.
+_Mark = tuple[tuple[str, ...], tuple[Any, ...], tuple[Tensor, ...], list[Any]]
 
 
 class PackedList:
@@ -62,14 +62,12 @@ class PackedList:
             stores = graph.stores
             if len(stores) != len(marks):
                 return False
-            for store, (keys, values, tensors, versions) in zip(
-                stores, marks, strict=True
-            ):
+            for store, (keys, values, tensors, seen) in zip(stores, marks, strict=True):
                 mapping = store._mapping
                 if (
                     tuple(mapping) != keys
                     or not all(map(operator.is_, mapping.values(), values))
-                    or [tensor._version for tensor in tensors] != versions
+                    or [(t._version, t.requires_grad) for t in tensors] != seen
                 ):
                     return False
         return True
@@ -80,8 +78,8 @@ def _marks(graph: BaseData) -> list[_Mark]:
     for store in graph.stores:
         values = tuple(store._mapping.values())
         tensors = tuple(value for value in values if isinstance(value, Tensor))
-        versions = [tensor._version for tensor in tensors]
-        marks.append((tuple(store._mapping), values, tensors, versions))
+        seen = [(tensor._version, tensor.requires_grad) for tensor in tensors]
+        marks.append((tuple(store._mapping), values, tensors, seen))
     return marks
 
 
@@ -95,8 +93,9 @@ def survey(graphs: Sequence[Any]) -> tuple[bool, bool]:
     """
     nbytes = 0
     schemas = set()
+    hetero = isinstance(graphs[0], HeteroData)
     for graph in graphs:
-        if not isinstance(graph, (Data, HeteroData)):
+        if not isinstance(graph, HeteroData if hetero else Data):
             return False, False
         schema: list[Any] = [type(graph)]
         for store in graph.stores:

@@ -32,7 +32,8 @@ class Packer:
         self._packed: PackedDataset | None = None
         self._list: PackedList | None = None
         self._epochs = 0
-        self._survey: tuple[bool, bool] | None = None
+        self._changed = False
+        self._survey = (False, False)
 
     def serves(self, dataset: Any, lists: bool = True) -> bool:
         """Whether the next epoch's graphs come out of a pack.
@@ -43,13 +44,21 @@ class Packer:
         """
         for base in (PackedDataset, InMemoryDataset):
             if isinstance(dataset, base):
-                return dataset.transform is None and _reads_like(dataset, base)
+                empty = dataset.len() == 0
+                return (
+                    not empty
+                    and dataset.transform is None
+                    and _reads_like(dataset, base)
+                )
         if not lists or type(dataset) not in (list, tuple) or not dataset:
             return False
-        if self._survey is None:
+        if self._list is not None and not self._list.complete():
+            self._list = None
+        if self._list is None and not self._changed:
+            # In each epoch until it is packed: it may have got what can't be.
             self._survey = survey(dataset)
         packable, uniform = self._survey
-        return packable and (self._epochs > 0 or not uniform)
+        return packable and not self._changed and (self._epochs > 0 or not uniform)
 
     def went_stock(self) -> None:
         """Notes that an epoch went PyG's own way."""
@@ -58,7 +67,7 @@ class Packer:
     def pack(self, dataset: Any) -> tuple[PackedDataset, Current]:
         """The pack of a data set that is served, made anew where that has changed."""
         if isinstance(dataset, PackedDataset):
-            return dataset, lambda positions: True
+            return dataset, lambda positions: dataset.transform is None
         if not isinstance(dataset, InMemoryDataset):
             return self._pack_list(dataset)
         # A subset is told by its indices, which the storage knows nothing of.
@@ -69,10 +78,14 @@ class Packer:
         if self._packed is None or not known or self._packed.stale():
             self._packed, self._state = PackedDataset(dataset), state
         packed = self._packed
-        return packed, lambda positions: not packed.stale()
+
+        def unwritten(positions: Tensor) -> bool:
+            return dataset.transform is None and not packed.stale()
+
+        return packed, unwritten
 
     def _pack_list(self, graphs: Any) -> tuple[PackedDataset, Current]:
-        if self._list is None or not self._list.complete():
+        if self._list is None:
             self._list = PackedList(graphs)
         watched = self._list
 
@@ -80,7 +93,7 @@ class Packer:
             if watched.unchanged(positions):
                 return True
             # Who changes graphs once does it again: another pack would not last.
-            self._survey, self._list = (False, False), None
+            self._changed, self._list = True, None
             return False
 
         return watched.packed, current
