@@ -12,6 +12,7 @@
 #include "pack.h"
 #include "parallel.h"
 #include "pool.h"
+#include "rows.h"
 
 namespace nb = nanobind;
 using namespace gnnaccel;
@@ -90,6 +91,13 @@ nb::tuple bind_group(Address key, int64_t key_stride, Address other, int64_t oth
   return nb::make_tuple(r.bad_end, r.bad_value, r.sorted, r.loops, r.max_degree);
 }
 
+int64_t bind_gather_rows(Address index, int64_t index_stride, bool wide, int64_t entries,
+                         int64_t rows, Address x, int64_t stride, int64_t bytes, Address out) {
+  nb::gil_scoped_release release;
+  return gather_rows(
+      {{at(index), index_stride, wide}, entries, rows, at<const char>(x), stride, bytes, at<char>(out)});
+}
+
 // A tensor of bytes over a block of the pool, which gets it back when the tensor's
 // storage dies; None if there is no memory.
 nb::object bind_block(int64_t bytes) {
@@ -154,6 +162,7 @@ NB_MODULE(_native, m) {
   m.def("read_rows", &bind_read_rows);
   m.def("plan_batch", &bind_plan_batch);
   m.def("fill_batch", &bind_fill_batch);
+  m.def("gather_rows", &bind_gather_rows);
   m.def("block", &bind_block);
   m.def("pool_stats", &bind_pool_stats);
   m.def("pool_limit", &pool_limit);

@@ -157,6 +157,30 @@ def spmm_sum(
     return out
 
 
+def gather_rows(x: Tensor, index: Tensor) -> Tensor | None:
+    """``x[index]``; ``None`` if an index is out of range.
+
+    Args:
+        x: ``[N, *]``, of any dtype.
+        index: ``[E]``, int32 or int64.
+    """
+    x, stride = _rows(x)
+    out = memory.empty((index.numel(), *x.shape[1:]), x.dtype)
+    row = out.stride(0) if out.dim() > 1 else 1
+    bad: int = _native.gather_rows(
+        index.data_ptr(),
+        index.stride(0),
+        index.dtype == torch.int64,
+        index.numel(),
+        x.size(0),
+        x.data_ptr(),
+        stride * x.element_size(),
+        row * x.element_size(),
+        out.data_ptr(),
+    )
+    return out if bad < 0 else None
+
+
 def spmm_extreme(
     g: Grouping, x: Tensor, w: Tensor | None, is_max: bool, with_ties: bool
 ) -> tuple[Tensor, Tensor | None]:

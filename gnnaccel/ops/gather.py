@@ -14,9 +14,11 @@ import torch_geometric.utils
 from torch import Tensor
 
 from gnnaccel import kernels
+from gnnaccel.cache import remember
 from gnnaccel.errors import EdgeIndexError
 from gnnaccel.graph import grouping_of
-from gnnaccel.kernels.grouping import Grouping, accumulator
+from gnnaccel.kernels import memory
+from gnnaccel.kernels.grouping import Grouping, accumulator, index_dtype
 from gnnaccel.ops.adj import check_tensors, tracing, wants_grad
 from gnnaccel.ops.function import Function
 
@@ -134,6 +136,15 @@ def segment(x: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
 
 
 def _pick_rows(x: Tensor, index: Tensor) -> Tensor:
+    if (
+        index.numel() * _width(x) * x.element_size() >= memory.THRESHOLD
+        and x.dim() > 1
+        and index.device == x.device
+        and kernels.pick_for(x) is kernels.native
+    ):
+        picked = kernels.native.gather_rows(x, index)
+        if picked is not None:
+            return picked
     try:
         return x.index_select(0, index)
     except (IndexError, RuntimeError):
@@ -274,11 +285,26 @@ class _Extreme(Function):
 def _extreme_gradient(
     grad: Tensor, x: Tensor, out: Tensor, ties: Tensor, index: Tensor, is_max: bool
 ) -> Tensor:
+    if (
+        not (wants_grad(grad) or tracing(grad, x, index) or kernels.transforming(grad))
+        and kernels.pick_for(x) is kernels.native
+    ):
+        one_each = remember(index, "one each", lambda: _one_each(index))
+        share = grad.to(ties.dtype).div(ties)
+        return kernels.native.spmm_select(one_each, x, out, share, None, is_max, True)
     x, best = x.detach(), out.detach().index_select(0, index)
     # Negated, so that a NaN extreme selects all and passes NaN on.
     hit = ~(x < best) if is_max else ~(x > best)
     share = gather(grad.to(ties.dtype) / ties, index)
     return torch.where(hit, share, share.new_zeros(())).to(x.dtype)
+
+
+def _one_each(index: Tensor) -> Grouping:
+    """Entries as rows, each of which reads the group that it belongs to."""
+    entries = index.numel()
+    dtype = index_dtype(entries, entries)
+    ptr = torch.arange(entries + 1, dtype=dtype, device=index.device)
+    return Grouping(ptr, index.to(dtype, copy=True), None, entries, entries, 1)
 
 
 # While torch traces ------------------------------------------------------------------
