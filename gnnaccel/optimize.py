@@ -6,8 +6,10 @@ PyG's that override ``forward`` alone, so everything a layer *is* lives in its
 buffers, hooks, the train/eval mode, ``state_dict`` keys, and every reference to the
 layer, be it in a container, a DDP wrapper or the user's own variable.
 
-Only exact PyG types are swapped. A subclass may override any method that a fused
-forward would skip (``message``, say), so it is left as it is.
+Only exact PyG types get a fused forward, for a subclass may override any method that it
+would skip (``message``, say). Every other message passing layer, a user's own included,
+gets a subclass of its own class that lifts and reduces by our operators, see
+:mod:`gnnaccel.nn.generic`; so do the aggregations.
 
 What was swapped is written on the layer itself (:data:`MARK`), not in a table on the
 side: the mark travels through ``copy.deepcopy``, ``pickle`` and ``torch.save``, so
@@ -21,18 +23,28 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from torch import nn
+from torch_geometric.nn import Aggregation, MessagePassing
 
 from gnnaccel.nn import SWAPS
+from gnnaccel.nn.generic import generic, made_from
 
 #: Instance attribute that records what :func:`optimize` did with a layer.
 MARK = "_gnnaccel"
 SWAPPED = "swapped"
 EXCLUDED = "excluded"
 
-_ORIGINALS: dict[type[nn.Module], type[nn.Module]] = {
-    ours: theirs for theirs, ours in SWAPS.items()
-}
-_KNOWN = SWAPS.keys() | _ORIGINALS.keys()
+_ORIGINALS: dict[type, type] = {ours: theirs for theirs, ours in SWAPS.items()}
+
+
+def accelerated(cls: type) -> type | None:
+    """The class that stands in for a module's; ``None`` if it stays what it is."""
+    return SWAPS.get(cls) or generic(cls)
+
+
+def original(cls: type) -> type | None:
+    """The class that a class of ours stands in for; ``None`` if it is not ours."""
+    return _ORIGINALS.get(cls) or made_from(cls)
+
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -43,11 +55,13 @@ def optimize(
     """Make PyG's layers inside ``model`` run on fused kernels, in place.
 
     Every submodule whose type is exactly one of PyG's supported layers (the keys of
-    ``gnnaccel.nn.SWAPS``) becomes the :mod:`gnnaccel.nn` layer of the same name. The
-    objects stay the same, and so do parameters, optimizers, hooks, checkpoints and
-    results. The call is silent and may be repeated: a layer that is swapped already
-    stays so, whatever the filter says now. :func:`gnnaccel.explain` tells what runs
-    fused; :func:`restore` is the way back.
+    ``gnnaccel.nn.SWAPS``) becomes the :mod:`gnnaccel.nn` layer of the same name. Every
+    other message passing layer keeps its own code and gets faster gathers and
+    reductions, unless its class has a true attribute ``leave_to_pyg``. The objects stay
+    the same, and so do parameters, optimizers, hooks, checkpoints and results. The call
+    is silent and may be repeated: a layer that is swapped already stays so, whatever
+    the filter says now. :func:`gnnaccel.explain` tells what runs how; :func:`restore`
+    is the way back.
 
     Not reached: a layer hidden in a plain list or dict (PyTorch itself doesn't see
     it there), and the inside of a ``torch.jit`` module, whose code is fixed; call
@@ -86,13 +100,30 @@ def optimize(
     marks = [
         (layer, SWAPPED if filter is None or filter(name, layer) else EXCLUDED)
         for name, layer in model.named_modules()
-        if type(layer) in SWAPS
+        if isinstance(layer, MessagePassing) and accelerated(type(layer)) is not None
     ]
     for layer, mark in marks:
         setattr(layer, MARK, mark)
         if mark == SWAPPED:
-            layer.__class__ = SWAPS[type(layer)]
+            _swap(layer)
+    # A fused layer looks at the very type of its aggregation, and an excluded one
+    # stays all PyG's.
+    inner = {
+        id(module)
+        for layer in model.modules()
+        if type(layer) in _ORIGINALS or vars(layer).get(MARK) == EXCLUDED
+        for module in layer.modules()
+    }
+    for module in model.modules():
+        if isinstance(module, Aggregation) and id(module) not in inner:
+            if accelerated(type(module)) is not None:
+                setattr(module, MARK, SWAPPED)
+                _swap(module)
     return model
+
+
+def _swap(module: nn.Module) -> None:
+    module.__class__ = accelerated(type(module))  # type: ignore[assignment]
 
 
 def restore(model: Model) -> Model:
@@ -119,19 +150,22 @@ def restore(model: Model) -> Model:
     for name, layer in marked:
         # A PyG type under our mark is what `torch.jit.script` leaves in the model it
         # was given: nothing is left to undo but the mark.
-        if vars(layer)[MARK] == SWAPPED and type(layer) not in _KNOWN:
+        cls = type(layer)
+        if vars(layer)[MARK] == SWAPPED and not (original(cls) or accelerated(cls)):
             raise TypeError(
                 f"gnnaccel.restore: the class of {name or 'the model'!r} became "
-                f"{type(layer).__qualname__} after gnnaccel.optimize; undo that "
+                f"{cls.__qualname__} after gnnaccel.optimize; undo that "
                 "first (torch.nn.utils.parametrize.remove_parametrizations, say)"
             )
     for _, layer in marked:
-        if type(layer) in _ORIGINALS:
-            layer.__class__ = _ORIGINALS[type(layer)]
-            # PyG generates each class's propagate() when an instance is built or
-            # unpickled. A layer that was unpickled while swapped never gave PyG's
-            # class that chance in this process.
-            layer._set_jittable_templates()
+        theirs = original(type(layer))
+        if theirs is not None:
+            layer.__class__ = theirs
+            if isinstance(layer, MessagePassing):
+                # PyG generates each class's propagate() when an instance is built or
+                # unpickled. A layer that was unpickled while swapped never gave PyG's
+                # class that chance in this process.
+                layer._set_jittable_templates()
         delattr(layer, MARK)
     return model
 

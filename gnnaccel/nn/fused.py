@@ -7,8 +7,6 @@ PyG's own ``forward``, which also raises PyG's own errors.
 
 from __future__ import annotations
 
-import copy
-from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +20,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from gnnaccel.graph import Graph
 from gnnaccel.kernels import transforming
+from gnnaccel.nn.stand_in import StandIn
 from gnnaccel.ops.adj import Adj, tracing
 
 #: The aggregations that have a kernel.
@@ -51,7 +50,7 @@ HALVES = (torch.bfloat16, torch.float16)
 _DTYPES = (torch.float32, torch.float64, *HALVES)
 
 
-class Fused:
+class Fused(StandIn):
     """Mixed into a PyG layer, before it in the list of bases."""
 
     aggr_module: torch.nn.Module
@@ -96,39 +95,9 @@ class Fused:
             return "its aggregation has hooks, or a forward of its own"
         return None
 
-    def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
-        # PyG writes a compiled `propagate` into each class. Into ours it would write
-        # the parent's compiled one as the original, which explain mode goes back to;
-        # so it writes into the parent.
-        cls: Any = type(self)
-        stand_in: Any = self
-        if Fused in cls.__bases__:
-            stand_in.__class__ = _stock(cls)
-        else:
-            stand_in = super()
-        try:
-            stand_in._set_jittable_templates(raise_on_error)
-        finally:
-            self.__class__ = cls
-
     @property
     def _reduce(self) -> str:
         return REDUCE_OF[type(self.aggr_module)]
-
-    def __prepare_scriptable__(self) -> Any:
-        """TorchScript compiles PyG's layer: the fused path is Python."""
-        stock = copy.copy(self)
-        cls: Any = type(self)
-        stock.__class__ = _stock(cls)
-        return stock
-
-
-@cache
-def _stock(cls: Any) -> type:
-    """The PyG class that a fused class stands in for."""
-    bases = cls.__mro__
-    stock: type = bases[bases.index(Fused) + 1]
-    return stock
 
 
 def _overridden(cls: Any) -> str | None:

@@ -1,0 +1,152 @@
+"""Any message passing layer, a user's own included, on our gather and reductions.
+
+PyG's ``propagate`` stays as it is, with its hooks, and so do ``message`` and
+``update``: messages are made for every edge, in the order in which the edges stand.
+Only how rows are lifted to edges and how messages are reduced changes. Both go over
+the grouping of the ``edge_index``, which is made once, and their gradients are each
+other.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing, aggr
+
+from gnnaccel import kernels
+from gnnaccel.errors import EdgeIndexError
+from gnnaccel.nn.stand_in import StandIn
+from gnnaccel.ops.gather import gather, scatter
+
+#: Numbers in a lifted or reduced tensor from which the grouping pays.
+WORTH = 1 << 15
+
+#: Aggregations that reduce by :meth:`torch_geometric.nn.aggr.Aggregation.reduce`.
+REDUCING = (
+    aggr.SumAggregation,
+    aggr.MeanAggregation,
+    aggr.MaxAggregation,
+    aggr.MinAggregation,
+    aggr.VarAggregation,
+    aggr.SoftmaxAggregation,
+    aggr.PowerMeanAggregation,
+)
+
+
+class Copied:
+    """Copies and pickles of an instance name the class it was made from."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """See :meth:`object.__reduce_ex__`."""
+        made: Any = super().__reduce_ex__(protocol)
+        return (_new, (made_from(type(self)),), *made[2:])
+
+
+class Lifting(Copied, StandIn):
+    """Mixed into a message passing class: lifts rows by :func:`gnnaccel.ops.gather`."""
+
+    node_dim: int
+
+    def _index_select(self, src: Tensor, index: Tensor) -> Tensor:
+        if (
+            type(index) is Tensor
+            and src.dim() > 1
+            and self.node_dim in (0, -src.dim())
+            and _served(
+                src, index, index.numel() * (src.numel() // max(src.size(0), 1))
+            )
+        ):
+            try:
+                return gather(src, index)
+            except EdgeIndexError:
+                pass  # PyG words its own
+        selected: Tensor = super()._index_select(src, index)  # type: ignore[misc]
+        return selected
+
+
+class Reducing(Copied):
+    """Mixed into an aggregation: reduces by :func:`gnnaccel.ops.scatter`."""
+
+    def reduce(
+        self,
+        x: Tensor,
+        index: Tensor | None = None,
+        ptr: Tensor | None = None,
+        dim_size: int | None = None,
+        dim: int = -2,
+        reduce: str = "sum",
+    ) -> Tensor:
+        """See :meth:`torch_geometric.nn.aggr.Aggregation.reduce`."""
+        if (
+            ptr is None
+            and type(index) is Tensor
+            and index.dim() == 1
+            and x.dim() > 1
+            and dim in (0, -x.dim())
+            and index.size(0) == x.size(0)
+            and dim_size is not None
+            and reduce in ("sum", "add", "mean", "max", "min")
+            and _served(x, index, x.numel())
+        ):
+            try:
+                return scatter(x, index, dim_size, reduce)
+            except EdgeIndexError:
+                pass
+        stock: Any = super()
+        reduced: Tensor = stock.reduce(x, index, ptr, dim_size, dim, reduce)
+        return reduced
+
+
+def _served(x: Tensor, index: Tensor, size: int) -> bool:
+    return (
+        size >= WORTH
+        and x.device.type == "cpu"
+        and index.device == x.device
+        and index.dtype in (torch.int64, torch.int32)
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined]
+        and not kernels.transforming(x)
+        and kernels.pick_for(x) is kernels.native
+    )
+
+
+def generic(cls: Any) -> type | None:
+    """The class that stands in for a message passing layer's or an aggregation's.
+
+    Args:
+        cls: Any class of modules.
+
+    Returns:
+        A subclass of the same name; ``None`` if there is nothing to win, or if the
+        class has a true attribute ``leave_to_pyg``.
+    """
+    if getattr(cls, "leave_to_pyg", False) or issubclass(cls, (StandIn, Copied)):
+        return None
+    if issubclass(cls, MessagePassing):
+        if cls._index_select is not MessagePassing._index_select:
+            return None
+        return _made(Lifting, cls)
+    if cls in REDUCING:
+        return _made(Reducing, cls)
+    return None
+
+
+@cache
+def _made(mixin: Any, cls: Any) -> type:
+    names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    made = type(cls.__name__, (mixin, cls), names)
+    made.__qualname__ = cls.__qualname__
+    return made
+
+
+def made_from(cls: type) -> type | None:
+    """What :func:`generic` was given to make ``cls``; ``None`` if it did not."""
+    return cls.__bases__[-1] if cls.__bases__[0] in (Lifting, Reducing) else None
+
+
+def _new(cls: type) -> Any:
+    made: Any = generic(cls)
+    return made.__new__(made)
