@@ -11,9 +11,11 @@ from torch import nn
 from torch_geometric.nn import MessagePassing
 
 from gnnaccel.nn import SWAPS
+from gnnaccel.nn.generic import generic, made_from
 from gnnaccel.optimize import EXCLUDED, MARK, check_module
 
 _FUSED_CLASSES = frozenset(SWAPS.values())
+FUSED, GENERIC, PYG = "fused", "generic", "PyG"
 _HEADER = ("layer", "class", "runs", "why")
 
 
@@ -25,15 +27,21 @@ class Row:
         name: Its qualified name in the model, ``""`` if it is the model itself.
         also: Further names, if it sits in several places.
         cls: Name of its class.
-        fused: Whether a plain call takes the fused path.
-        why: What serves it, or the reason why it is left to PyG.
+        path: What a plain call takes: ``"fused"``, ``"generic"`` (its own messages, our
+            gather and reductions) or ``"PyG"``.
+        why: What serves it, or the reason why it is not fused.
     """
 
     name: str
     also: tuple[str, ...]
     cls: str
-    fused: bool
+    path: str
     why: str
+
+    @property
+    def fused(self) -> bool:
+        """Whether a plain call takes the fused path."""
+        return self.path == FUSED
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,7 +62,7 @@ class Explanation:
     @property
     def left(self) -> int:
         """How many layers are left to PyG."""
-        return len(self.rows) - self.fused
+        return sum(row.path == PYG for row in self.rows)
 
     def __str__(self) -> str:
         """Return an aligned table with a count below it."""
@@ -64,7 +72,7 @@ class Explanation:
             (
                 " = ".join(name or "(the model)" for name in (row.name, *row.also)),
                 row.cls,
-                "fused" if row.fused else "PyG",
+                row.path,
                 row.why,
             )
             for row in self.rows
@@ -76,7 +84,8 @@ class Explanation:
         plural = "" if len(self.rows) == 1 else "s"
         lines.append(
             f"{len(self.rows)} message passing layer{plural}: "
-            f"{self.fused} fused, {self.left} left to PyG"
+            f"{self.fused} fused, {len(self.rows) - self.fused - self.left} generic, "
+            f"{self.left} left to PyG"
         )
         return "\n".join(lines)
 
@@ -102,10 +111,10 @@ def explain(model: nn.Module) -> Explanation:
 
     Example:
         >>> print(gnnaccel.explain(model))
-        layer  class    runs   why
-        conv1  GCNConv  fused  spmm(sum) with the normalisation folded in
-        conv2  GATConv  PyG    no fused version of GATConv yet
-        2 message passing layers: 1 fused, 1 left to PyG
+        layer  class    runs     why
+        conv1  GCNConv  fused    spmm(sum) with the normalisation folded in
+        conv2  MyConv   generic  its own messages, our gather and reductions
+        2 message passing layers: 1 fused, 1 generic, 0 left to PyG
     """
     check_module("explain", model)
     places: dict[nn.Module, list[str]] = {}
@@ -120,50 +129,71 @@ def explain(model: nn.Module) -> Explanation:
 def _row(layer: Any, name: str, also: tuple[str, ...]) -> Row:
     if isinstance(layer, torch.jit.ScriptModule):
         reason = "compiled by torch.jit: call gnnaccel.optimize(model) before that"
-        return Row(name, also, layer.original_name, False, reason)
+        return Row(name, also, layer.original_name, PYG, reason)
     cls: Any = type(layer)
-    left = _why_left(layer)
-    why = left if left is not None else cls.fused_by
-    return Row(name, also, cls.__qualname__.rpartition(".")[2], left is None, why)
+    path, why = _path(layer)
+    return Row(name, also, cls.__qualname__.rpartition(".")[2], path, why)
 
 
-def _why_left(layer: Any) -> str | None:
-    """Return why a plain call of ``layer`` runs in PyG, or None if it runs fused."""
+def _path(layer: Any) -> tuple[str, str]:
+    """Return what a plain call of ``layer`` takes, and why."""
     cls: Any = type(layer)
     if "forward" in vars(layer):
-        return "its forward was replaced on the instance"
+        return PYG, "its forward was replaced on the instance"
     ours = next((base for base in cls.__mro__ if base in _FUSED_CLASSES), None)
     if ours is not None:
         if cls.forward is not ours.forward:
-            return (
+            return PYG, (
                 f"{cls.__name__} overrides forward: fused only where it calls "
                 "super().forward()"
             )
-        return _obstacle(layer)
+        obstacle = _obstacle(layer)
+        return (FUSED, cls.fused_by) if obstacle is None else (PYG, obstacle)
     if vars(layer).get(MARK) == EXCLUDED:
-        return "excluded by the filter given to gnnaccel.optimize"
+        return PYG, "excluded by the filter given to gnnaccel.optimize"
     if cls in SWAPS:
         would_be_left = _obstacle(_view(layer, SWAPS[cls]))
         if would_be_left is None:
-            return "not optimised: call gnnaccel.optimize(model)"
-        return f"not optimised, and would be left to PyG: {would_be_left}"
-    swappable = next((base for base in cls.__mro__ if base in SWAPS), None)
-    if swappable is not None:
+            return PYG, "not optimised: call gnnaccel.optimize(model)"
+        return PYG, f"not optimised, and would be left to PyG: {would_be_left}"
+    if made_from(cls) is not None:
+        place = _place(layer)
+        if place is not None:
+            return PYG, place
         return (
-            f"a subclass of {swappable.__name__} ({cls.__name__}): "
-            "only exact PyG types are swapped"
+            GENERIC,
+            f"{_why_not_exact(cls)}its own messages, our gather and reductions",
         )
-    return f"no fused version of {cls.__name__} yet"
+    if generic(cls) is not None:
+        return PYG, "not optimised: call gnnaccel.optimize(model)"
+    if getattr(cls, "leave_to_pyg", False):
+        return PYG, f"{cls.__name__}.leave_to_pyg is set"
+    return PYG, f"{cls.__name__} lifts rows in a way of its own"
+
+
+def _why_not_exact(cls: Any) -> str:
+    parent = next((base for base in cls.__mro__ if base in SWAPS), None)
+    if parent is None:
+        return ""
+    return f"a subclass of {parent.__name__}, and only exact PyG types are fused: "
 
 
 def _obstacle(layer: Any) -> str | None:
     """Return what keeps a layer of ours from its fused path, or None."""
+    place = _place(layer)
+    if place is not None:
+        return place
+    reason: str | None = layer.why_not_fused()
+    return reason
+
+
+def _place(layer: Any) -> str | None:
+    """Return where a layer is, unless the kernels are there, too."""
     for tensor in (*layer.parameters(), *layer.buffers()):
         # Input and parameters of a layer are on one device: the kernels' or PyG's.
         if tensor.device.type != "cpu":
             return f"it is on {tensor.device}: the kernels are for the CPU"
-    reason: str | None = layer.why_not_fused()
-    return reason
+    return None
 
 
 def _view(layer: nn.Module, cls: type[nn.Module]) -> nn.Module:

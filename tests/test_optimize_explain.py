@@ -38,7 +38,7 @@ def model_of_all_kinds():
     model = nn.ModuleDict(
         {
             "gcn": pyg.GCNConv(2, 2),
-            "gat": pyg.GATConv(2, 2),
+            "cheb": pyg.ChebConv(2, 2, 2),
             "mine": MyConv(2, 2),
             "own": Own(),
             "sage": pyg.SAGEConv(2, 2, aggr="median"),
@@ -52,48 +52,42 @@ def model_of_all_kinds():
 
 def test_every_layer_is_listed_before_and_after():
     model = model_of_all_kinds()
-    names = ["gcn", "gat", "mine", "own", "sage", "deep.1"]
+    names = ["gcn", "cheb", "mine", "own", "sage", "deep.1"]
 
     def table():
-        return {row.name: (row.cls, row.fused, row.why) for row in told.rows}
+        return {row.name: (row.cls, row.path, row.why) for row in told.rows}
 
     told = gnnaccel.explain(model)
-    never = {
-        "gat": ("GATConv", False, "no fused version of GATConv yet"),
-        "mine": (
-            "MyConv",
-            False,
-            "a subclass of GCNConv (MyConv): only exact PyG types are swapped",
-        ),
-        "own": ("Own", False, "no fused version of Own yet"),
-    }
-    ours = {"deep.1": ("GraphConv", True, gnnaccel.nn.GraphConv.fused_by)}
+    ours = {"deep.1": ("GraphConv", "fused", gnnaccel.nn.GraphConv.fused_by)}
     reason = gnnaccel.optimize(pyg.SAGEConv(2, 2, aggr="median")).why_not_fused()
     assert "median" in reason
     first = "not optimised: call gnnaccel.optimize(model)"
+    would_be = f"not optimised, and would be left to PyG: {reason}"
     assert list(table()) == names
     assert table() == {
-        "gcn": ("GCNConv", False, first),
-        "sage": (
-            "SAGEConv",
-            False,
-            f"not optimised, and would be left to PyG: {reason}",
-        ),
-        **never,
+        "gcn": ("GCNConv", "PyG", first),
+        "cheb": ("ChebConv", "PyG", first),
+        "mine": ("MyConv", "PyG", first),
+        "own": ("Own", "PyG", first),
+        "sage": ("SAGEConv", "PyG", would_be),
         **ours,
     }
     assert (told.fused, told.left) == (1, 5)
 
     gnnaccel.optimize(model)
     told = gnnaccel.explain(model)
+    generic = "its own messages, our gather and reductions"
+    exact = "a subclass of GCNConv, and only exact PyG types are fused: "
     assert list(table()) == names
     assert table() == {
-        "gcn": ("GCNConv", True, gnnaccel.nn.GCNConv.fused_by),
-        "sage": ("SAGEConv", False, reason),
-        **never,
+        "gcn": ("GCNConv", "fused", gnnaccel.nn.GCNConv.fused_by),
+        "cheb": ("ChebConv", "generic", generic),
+        "mine": ("MyConv", "generic", exact + generic),
+        "own": ("Own", "generic", generic),
+        "sage": ("SAGEConv", "PyG", reason),
         **ours,
     }
-    assert (told.fused, told.left) == (2, 4)
+    assert (told.fused, told.left) == (2, 1)
 
 
 def test_a_layer_in_two_places_is_one_row_with_both_names():
@@ -173,13 +167,13 @@ def test_the_table_is_aligned():
     header, *rows, count = str(told).splitlines()
     assert repr(told) == str(told)
     assert header.split() == ["layer", "class", "runs", "why"]
-    assert count == "6 message passing layers: 2 fused, 4 left to PyG"
+    assert count == "6 message passing layers: 2 fused, 3 generic, 1 left to PyG"
     assert len(rows) == len(told.rows)
     for line, row in zip(rows, told.rows, strict=True):
         assert line.startswith(row.name)
         for column, cell in (
             ("class", row.cls),
-            ("runs", "fused" if row.fused else "PyG"),
+            ("runs", row.path),
             ("why", row.why),
         ):
             start = header.index(column)
@@ -193,10 +187,13 @@ def test_the_table_is_aligned():
     ("model", "text"),
     [
         (nn.Linear(2, 2), "no message passing layer in this model"),
-        (pyg.GATConv(2, 2), "1 message passing layer: 0 fused, 1 left to PyG"),
+        (
+            pyg.ChebConv(2, 2, 2),
+            "1 message passing layer: 0 fused, 0 generic, 1 left to PyG",
+        ),
     ],
 )
 def test_the_smallest_tables(model, text):
     printed = str(gnnaccel.explain(model))
     assert printed.splitlines()[-1] == text
-    assert ("(the model)" in printed) == isinstance(model, pyg.GATConv)
+    assert ("(the model)" in printed) == isinstance(model, pyg.ChebConv)
