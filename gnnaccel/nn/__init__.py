@@ -10,14 +10,25 @@ import torch_geometric.nn
 from gnnaccel.nn.gcn_conv import GCNConv
 from gnnaccel.nn.gin_conv import GINConv
 from gnnaccel.nn.graph_conv import GraphConv
+from gnnaccel.nn.rgcn_conv import FastRGCNConv, RGCNConv
 from gnnaccel.nn.sage_conv import SAGEConv
 
 #: Which of our layers takes the place of which of PyG's.
 SWAPS: dict[type[torch_geometric.nn.MessagePassing], type] = {
     torch_geometric.nn.GCNConv: GCNConv,
     torch_geometric.nn.GINConv: GINConv,
+    torch_geometric.nn.FastRGCNConv: FastRGCNConv,
     torch_geometric.nn.GraphConv: GraphConv,
+    torch_geometric.nn.RGCNConv: RGCNConv,
     torch_geometric.nn.SAGEConv: SAGEConv,
 }
 
-__all__ = ["SWAPS", "GCNConv", "GINConv", "GraphConv", "SAGEConv"]
+__all__ = [
+    "SWAPS",
+    "GCNConv",
+    "GINConv",
+    "FastRGCNConv",
+    "GraphConv",
+    "RGCNConv",
+    "SAGEConv",
+]

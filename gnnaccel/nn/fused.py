@@ -86,8 +86,8 @@ class Fused(StandIn):
         for name, method in _HOOKS:
             if state[name]:
                 return f"{method} hooks are registered"
-        if state["node_dim"] != -2:
-            return f"node_dim={state['node_dim']}: only -2 is fused"
+        if state["node_dim"] not in (-2, 0):  # of two dimensions the same
+            return f"node_dim={state['node_dim']}: only -2 and 0 are fused"
         module = state["_modules"].get("aggr_module")
         if type(module) not in REDUCE_OF:
             return f"aggr={state['aggr']!r}: only sum, mean, max and min are fused"
