@@ -20,7 +20,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from gnnaccel.graph import Graph
 from gnnaccel.kernels import transforming
-from gnnaccel.nn.stand_in import StandIn
+from gnnaccel.nn.stand_in import StandIn, written_by_pyg
 from gnnaccel.ops.adj import Adj, tracing
 
 #: The aggregations that have a kernel.
@@ -108,15 +108,9 @@ def _overridden(cls: Any) -> str | None:
         for name in _SKIPPED:
             method = base.__dict__.get(name)
             # PyG writes a compiled `propagate` into every class it instantiates.
-            if method is not None and not _written_by_pyg(method):
+            if method is not None and not written_by_pyg(method):
                 return name
     return None
-
-
-def _written_by_pyg(method: Any) -> bool:
-    return str(getattr(method, "__module__", "")).endswith(
-        ("_propagate", "_edge_updater")
-    )
 
 
 def graph_for(

@@ -18,6 +18,10 @@ from torch_geometric.nn import MessagePassing, aggr
 
 from gnnaccel import kernels
 from gnnaccel.errors import EdgeIndexError
+from gnnaccel.nn.fused import REDUCE_OF, graph_for, sizes
+from gnnaccel.nn.messages import weight_of
+from gnnaccel.nn.neighbours import aggregate
+from gnnaccel.nn.normalisation import remembering
 from gnnaccel.nn.stand_in import StandIn
 from gnnaccel.ops.gather import gather, scatter
 
@@ -67,6 +71,61 @@ class Lifting(Copied, StandIn):
         return selected
 
 
+class Multiplying(Lifting):
+    """Mixed in where a message is a row times a weight: sums by a sparse product."""
+
+    flow: str
+    aggr_module: torch.nn.Module
+
+    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        """See :meth:`torch_geometric.nn.MessagePassing.propagate`."""
+        out = self._product(edge_index, size, kwargs)
+        if out is None:
+            stock: Any = super()
+            out = stock.propagate(edge_index, size=size, **kwargs)
+        assert isinstance(out, Tensor)
+        return out
+
+    def _product(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+        """The product; ``None`` where the layer's own path is needed."""
+        found = weight_of(made_from(type(self)))
+        assert found is not None
+        name, flattens = found
+        reduce = REDUCE_OF.get(
+            made_from(type(self.aggr_module)) or type(self.aggr_module)
+        )
+        if (
+            type(edge_index) is not Tensor
+            or kwargs.keys() - {"x", name}
+            or self.node_dim not in (-2, 0)
+            or reduce is None
+            or _observed(self)
+            or torch.compiler.is_compiling()
+        ):
+            return None
+        x = kwargs.get("x")
+        shape = None
+        if isinstance(x, Tensor) and x.dim() == 3 and self.node_dim == -2:
+            shape = x.shape  # [K, N, F]: one graph, all its columns side by side
+            x = x.transpose(0, 1).flatten(1)
+        x_src, _, num_dst, ok = sizes(self, x, size)
+        weight = None if name is None else kwargs.get(name)
+        if isinstance(weight, Tensor):
+            if weight.numel() != edge_index.size(-1) or (
+                weight.dim() != 1 and not flattens
+            ):
+                return None
+            weight = weight.reshape(-1)
+        try:
+            adj = graph_for(self, x_src, edge_index, num_dst, weight) if ok else None
+        except EdgeIndexError:
+            return None  # PyG words its own
+        if adj is None or adj.graph is None:
+            return None
+        out = aggregate(adj, x_src, weight, reduce)
+        return out if shape is None else out.unflatten(1, shape[::2]).transpose(0, 1)
+
+
 class Reducing(Copied):
     """Mixed into an aggregation: reduces by :func:`gnnaccel.ops.scatter`."""
 
@@ -100,6 +159,26 @@ class Reducing(Copied):
         return reduced
 
 
+_HOOKS = tuple(
+    f"_{method}_forward{when}_hooks"
+    for method in ("propagate", "message", "aggregate", "message_and_aggregate")
+    for when in ("", "_pre")
+)
+
+
+def _observed(layer: Any) -> bool:
+    """Whether somebody wants to see messages, or replaced a method on the instance."""
+    state = vars(layer)
+    if state["_explain"] or layer.decomposed_layers > 1:
+        return True
+    if any(state[name] for name in _HOOKS):
+        return True
+    if any(name in state for name in ("message", "aggregate", "update")):
+        return True
+    module = layer.aggr_module
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def _served(x: Tensor, index: Tensor, size: int) -> bool:
     return (
         size >= WORTH
@@ -128,7 +207,7 @@ def generic(cls: Any) -> type | None:
     if issubclass(cls, MessagePassing):
         if cls._index_select is not MessagePassing._index_select:
             return None
-        return _made(Lifting, cls)
+        return _made(Lifting if weight_of(cls) is None else Multiplying, cls)
     if cls in REDUCING:
         return _made(Reducing, cls)
     return None
@@ -137,6 +216,7 @@ def generic(cls: Any) -> type | None:
 @cache
 def _made(mixin: Any, cls: Any) -> type:
     names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    names |= remembering(cls)
     made = type(cls.__name__, (mixin, cls), names)
     made.__qualname__ = cls.__qualname__
     return made
@@ -144,7 +224,11 @@ def _made(mixin: Any, cls: Any) -> type:
 
 def made_from(cls: type) -> type | None:
     """What :func:`generic` was given to make ``cls``; ``None`` if it did not."""
-    return cls.__bases__[-1] if cls.__bases__[0] in (Lifting, Reducing) else None
+    return (
+        cls.__bases__[-1]
+        if cls.__bases__[0] in (Lifting, Multiplying, Reducing)
+        else None
+    )
 
 
 def _new(cls: type) -> Any:

@@ -43,3 +43,10 @@ def stock_of(cls: Any) -> Any:
     """The class of PyG's, or of a user's, that a stand-in stands in for."""
     bases = cls.__mro__
     return bases[bases.index(StandIn) + 1]
+
+
+def written_by_pyg(method: Any) -> bool:
+    """Whether PyG wrote this ``propagate``, as it does into every class it builds."""
+    return str(getattr(method, "__module__", "")).endswith(
+        ("_propagate", "_edge_updater")
+    )

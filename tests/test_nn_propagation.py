@@ -1,0 +1,288 @@
+"""Layers whose message is a row times a weight: sparse products, whoever wrote them."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_nn_generic import run
+from torch import nn
+from torch_geometric.utils import add_self_loops, degree
+
+import gnnaccel
+from gnnaccel.kernels import native
+from gnnaccel.nn.generic import Multiplying
+from gnnaccel.nn.messages import weight_of
+from gnnaccel.nn.normalisation import gcn_norm
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.reason()))
+
+
+class Plain(pyg.MessagePassing):
+    def forward(self, x, edge_index, w=None, size=None):
+        return self.propagate(edge_index, x=x, w=w, size=size)
+
+    def message(self, x_j):
+        """A docstring is no statement."""
+        return x_j
+
+
+class Weighted(Plain):
+    def message(self, x_j, w):
+        return w.view(-1, 1) * x_j
+
+
+class Unsqueezed(Plain):
+    def message(self, x_j, w):
+        return x_j * w.unsqueeze(-1)
+
+
+class Optional(Plain):
+    def message(self, x_j, w):
+        return x_j if w is None else w.view(-1, 1) * x_j
+
+
+class Negative(Plain):
+    def message(self, x_j, w):
+        return -w.view(-1, 1) * x_j
+
+
+class Doubled(Plain):
+    def message(self, x_j, w):
+        w = 2 * w
+        return w.view(-1, 1) * x_j
+
+
+class PerNode(Plain):
+    def forward(self, x, edge_index, w=None, size=None):
+        return self.propagate(edge_index, x=x, w=x[:, :1], size=size)
+
+    def message(self, x_j, w_i):
+        return w_i.view(-1, 1) * x_j
+
+
+class Wrong(Plain):
+    def message(self, x_j, w):
+        return w.view(1, -1) * x_j
+
+
+class Updated(Weighted):
+    def update(self, inputs):
+        return inputs + 1
+
+
+class Summed(Weighted):
+    def aggregate(self, inputs, index, dim_size=None):
+        return super().aggregate(inputs, index, dim_size=dim_size) * 2
+
+
+class OwnPropagate(Weighted):
+    def propagate(self, edge_index, size=None, **kwargs):
+        return kwargs["x"] * 3
+
+
+@pytest.mark.parametrize(
+    ("cls", "found"),
+    [
+        (Plain, (None, False)),
+        (Weighted, ("w", True)),
+        (Unsqueezed, ("w", False)),
+        (Optional, ("w", True)),
+        (Negative, None),
+        (Doubled, None),
+        (PerNode, None),
+        (Wrong, None),
+        (Updated, None),
+        (Summed, None),
+        (OwnPropagate, None),
+    ],
+)
+def test_what_a_message_is_read_as(cls, found):
+    assert weight_of(cls) == found
+
+
+@settings(deadline=None, max_examples=150)
+@given(data=st.data())
+def test_is_pygs(data):
+    draw = data.draw
+    cls = draw(
+        st.sampled_from(
+            [Plain, Weighted, Unsqueezed, Optional, Negative, PerNode, Updated, Summed]
+        )
+    )
+    bipartite = draw(st.booleans()) and cls is not PerNode
+    n_src = draw(st.integers(1, 9))
+    n_dst = draw(st.integers(1, 9)) if bipartite else n_src
+    edges = draw(st.integers(0, 25))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 999)))
+
+    def random(*shape):
+        return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+    edge_index = torch.stack(
+        [torch.randint(0, n, (edges,), generator=generator) for n in (n_src, n_dst)]
+    )
+    layer = cls(
+        aggr=draw(st.sampled_from(["sum", "mean", "max", "min", "std", "mul"])),
+        flow=draw(st.sampled_from(["source_to_target", "target_to_source"]))
+        if not bipartite
+        else "source_to_target",
+    )
+    x = (random(n_src, 3), random(n_dst, 3)) if bipartite else random(n_src, 3)
+    w = random(edges, *draw(st.sampled_from([(), (1,)])))
+    if cls is Optional and draw(st.booleans()):
+        w = None
+    ours = gnnaccel.optimize(copy.deepcopy(layer))
+
+    def with_weight(layer):
+        if w is None or cls is PerNode:
+            return run(layer, x, edge_index, w)
+        leaf = w.clone().requires_grad_(True)
+        out = layer(x, edge_index, leaf)
+        grads = (None,)
+        if out.requires_grad:
+            grads = torch.autograd.grad(out, leaf, torch.ones_like(out))
+        return [*run(layer, x, edge_index, w), *grads]
+
+    for got, want in zip(with_weight(ours), with_weight(layer), strict=True):
+        assert (got is None) == (want is None)
+        if want is not None:
+            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+class Tutorial(pyg.MessagePassing):
+    """The GCN that PyG's documentation teaches to write."""
+
+    def __init__(self):
+        super().__init__(aggr="add")
+        self.lin = nn.Linear(5, 6, bias=False)
+
+    def forward(self, x, edge_index):
+        edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+        x = self.lin(x)
+        row, col = edge_index
+        scale = degree(col, x.size(0), dtype=x.dtype).pow(-0.5)
+        return self.propagate(edge_index, x=x, norm=scale[row] * scale[col])
+
+    def message(self, x_j, norm):
+        return norm.view(-1, 1) * x_j
+
+
+FAMILY = {
+    "Tutorial": Tutorial,
+    "SGConv": lambda: pyg.SGConv(5, 6, 2),
+    "SSGConv": lambda: pyg.SSGConv(5, 6, 0.1, 3),
+    "APPNP": lambda: pyg.APPNP(3, 0.1),
+    "TAGConv": lambda: pyg.TAGConv(5, 6),
+    "ARMAConv": lambda: pyg.ARMAConv(5, 6, 2, 2),
+    "ClusterGCNConv": lambda: pyg.ClusterGCNConv(5, 6),
+    "GatedGraphConv": lambda: pyg.GatedGraphConv(5, 2),
+    "SimpleConv": lambda: pyg.SimpleConv("mean"),
+    "LGConv": lambda: pyg.LGConv(),
+    "ChebConv": lambda: pyg.ChebConv(5, 6, 3),
+    "MixHopConv": lambda: pyg.MixHopConv(5, 6),
+    "MFConv": lambda: pyg.MFConv(5, 6),
+}
+WEIGHTED = (
+    "SGConv",
+    "APPNP",
+    "TAGConv",
+    "ARMAConv",
+    "LGConv",
+    "ChebConv",
+    "SimpleConv",
+)
+
+
+def inputs():
+    torch.manual_seed(0)
+    edge_index = torch.randint(0, 11, (2, 40))  # the last node has no edge
+    edge_index[:, 3] = 7  # a loop
+    return torch.randn(12, 5).double(), edge_index
+
+
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("weight", ["none", "constant", "learnt"])
+def test_the_family_is_pygs(name, weight):
+    if weight != "none" and name not in WEIGHTED:
+        pytest.skip("takes no weights")
+    x, edge_index = inputs()
+    stock = FAMILY[name]().double()
+    ours = gnnaccel.optimize(copy.deepcopy(stock))
+    assert isinstance(ours, Multiplying)
+    more = ()
+    if weight != "none":
+        w = torch.rand(40).double()
+        more = (w.requires_grad_(weight == "learnt"),)
+    for _ in range(2):  # and from memory
+        got, want = run(ours, x, edge_index, *more), run(stock, x, edge_index, *more)
+        for a, b in zip(got, want, strict=True):
+            assert (a is None) == (b is None)
+            if b is not None:
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+    if weight == "learnt":
+        grads = []
+        for layer in (ours, stock):
+            w.grad = None
+            layer(x, edge_index, w).square().sum().backward()
+            grads.append(w.grad.clone())
+        torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("changed", ["edges", "weights"])
+def test_normalisation_sees_changes_in_place(changed):
+    x, edge_index = inputs()
+    w = torch.rand(40).double()
+    stock = pyg.SGConv(5, 6).double()
+    ours = gnnaccel.optimize(copy.deepcopy(stock))
+    ours(x, edge_index, w)
+    if changed == "edges":
+        edge_index[:, :20] = edge_index[:, :20].flip(0)
+    else:
+        w[:20] *= 2
+    torch.testing.assert_close(ours(x, edge_index, w), stock(x, edge_index, w))
+
+
+@pytest.mark.parametrize("loops", [True, False])
+def test_a_normalised_graph_goes_with_its_edges(loops):
+    _, edge_index = inputs()
+    first = gcn_norm(edge_index, None, 12, False, loops, "source_to_target")
+    again = gcn_norm(edge_index, None, 12, False, loops, "source_to_target")
+    assert first[0] is again[0] and first[1] is again[1]
+    gone = weakref.ref(edge_index)
+    del edge_index, first, again
+    gc.collect()
+    assert gone() is None
+
+
+def test_hooks_on_messages_take_pygs_path():
+    x, edge_index = inputs()
+    stock = pyg.SimpleConv("sum")
+    ours = gnnaccel.optimize(copy.deepcopy(stock))
+    for layer in (stock, ours):
+        layer.register_message_forward_hook(lambda m, i, out: out * 2)
+    torch.testing.assert_close(ours(x, edge_index), stock(x, edge_index))
+
+
+@pytest.mark.parametrize("end", [0, 1])
+@pytest.mark.parametrize("bad", [-1, 99])
+def test_errors_are_pygs(end, bad):
+    x, edge_index = inputs()
+    edge_index[end, 2] = bad
+    errors = []
+    for layer in (pyg.SimpleConv("sum"), gnnaccel.optimize(pyg.SimpleConv("sum"))):
+        with pytest.raises((IndexError, ValueError, RuntimeError)) as error:
+            layer(x, edge_index)
+        errors.append((error.type, str(error.value)))
+    assert errors[0] == errors[1]
+
+
+def test_second_derivatives():
+    x, edge_index = inputs()
+    layer = gnnaccel.optimize(pyg.APPNP(2, 0.1))
+    x = x[:, :2].clone().requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x: layer(x.sin(), edge_index), (x,))
