@@ -89,9 +89,8 @@ def test_the_same_objects_in_the_same_state(capfd, caplog):
 
     before, printed, kinds = state(), repr(model), classes(model)
     assert gnnaccel.optimize(model) is model
-    assert {type(model.gcn), type(model.sage), type(model.graph), type(model.gin)} == (
-        FUSED
-    )
+    swapped = {type(model.gcn), type(model.sage), type(model.graph), type(model.gin)}
+    assert len(swapped) == 4 and swapped <= FUSED
     assert isinstance(model.gcn, pyg.GCNConv)
     assert state() == before
     assert repr(model) == printed
