@@ -7,9 +7,11 @@ swap them in.
 
 import torch_geometric.nn
 
+from gnnaccel.nn.edge_conv import EdgeConv
 from gnnaccel.nn.gcn_conv import GCNConv
 from gnnaccel.nn.gin_conv import GINConv
 from gnnaccel.nn.graph_conv import GraphConv
+from gnnaccel.nn.pna_conv import PNAConv
 from gnnaccel.nn.rgcn_conv import FastRGCNConv, RGCNConv
 from gnnaccel.nn.sage_conv import SAGEConv
 
@@ -17,6 +19,8 @@ from gnnaccel.nn.sage_conv import SAGEConv
 SWAPS: dict[type[torch_geometric.nn.MessagePassing], type] = {
     torch_geometric.nn.GCNConv: GCNConv,
     torch_geometric.nn.GINConv: GINConv,
+    torch_geometric.nn.EdgeConv: EdgeConv,
+    torch_geometric.nn.PNAConv: PNAConv,
     torch_geometric.nn.FastRGCNConv: FastRGCNConv,
     torch_geometric.nn.GraphConv: GraphConv,
     torch_geometric.nn.RGCNConv: RGCNConv,
@@ -27,8 +31,10 @@ __all__ = [
     "SWAPS",
     "GCNConv",
     "GINConv",
+    "EdgeConv",
     "FastRGCNConv",
     "GraphConv",
+    "PNAConv",
     "RGCNConv",
     "SAGEConv",
 ]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.kernels import memory, transforming
-from gnnaccel.nn.fused import plain_linear
+from gnnaccel.nn.fused import plain_linear, watched
 from gnnaccel.ops.adj import tracing, wants_grad
 from gnnaccel.ops.function import Function
 
@@ -72,6 +72,27 @@ def serves(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and not torch.jit.is_tracing()  # type: ignore[attr-defined]
         and not tracing(x, weight, bias)
     )
+
+
+def first_linear(network: Any) -> tuple[Any, list[torch.nn.Module]]:
+    """The plain linear layer that a network begins with, and the modules that follow.
+
+    Args:
+        network: Any callable.
+
+    Returns:
+        ``(None, [])`` if it does not begin with one.
+    """
+    if plain_linear(network):
+        return network, []
+    if (
+        type(network) is torch.nn.Sequential
+        and len(network) > 0
+        and plain_linear(network[0])
+        and not watched(network)
+    ):
+        return network[0], list(network)[1:]
+    return None, []
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -88,9 +88,13 @@ class Fused(StandIn):
                 return f"{method} hooks are registered"
         if state["node_dim"] not in (-2, 0):  # of two dimensions the same
             return f"node_dim={state['node_dim']}: only -2 and 0 are fused"
-        module = state["_modules"].get("aggr_module")
+        return self._why_not_aggregated()
+
+    def _why_not_aggregated(self) -> str | None:
+        module = self.__dict__["_modules"].get("aggr_module")
         if type(module) not in REDUCE_OF:
-            return f"aggr={state['aggr']!r}: only sum, mean, max and min are fused"
+            aggr = self.__dict__["aggr"]
+            return f"aggr={aggr!r}: only sum, mean, max and min are fused"
         if watched(module):
             return "its aggregation has hooks, or a forward of its own"
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch_geometric.nn
 from torch import Tensor
 
@@ -15,9 +14,7 @@ from gnnaccel.nn.fused import (
     aggregation_columns,
     graph_for,
     may_reorder,
-    plain_linear,
     sizes,
-    watched,
 )
 from gnnaccel.nn.neighbours import aggregate, matrix_weight
 from gnnaccel.ops.adj import Adj, wants_grad
@@ -40,7 +37,7 @@ class GINConv(Fused, torch_geometric.nn.GINConv):
             adj = graph_for(self, x_src, edge_index, num_dst) if ok else None
             if adj is not None:
                 weight = matrix_weight(edge_index, x_src, of_sparse_tensor=False)
-                first, rest = _split(self.nn)
+                first, rest = dense.first_linear(self.nn)
                 if (
                     first is not None
                     and x_dst is x_src
@@ -81,17 +78,3 @@ class GINConv(Fused, torch_geometric.nn.GINConv):
             return aggregate(adj, x_src, weight, self._reduce, Scales(own=own))
         out = aggregate(adj, x_src, weight, self._reduce)
         return out if x_dst is None else out + (1 + eps) * x_dst
-
-
-def _split(network: Any) -> tuple[Any, list[torch.nn.Module]]:
-    """The linear layer a network begins with, and what follows; ``None`` if none."""
-    if plain_linear(network):
-        return network, []
-    if (
-        type(network) is torch.nn.Sequential
-        and len(network) > 0
-        and plain_linear(network[0])
-        and not watched(network)
-    ):
-        return network[0], list(network)[1:]
-    return None, []

@@ -1,0 +1,161 @@
+"""EdgeConv and PNAConv, whose messages are linear in both ends of an edge."""
+
+import copy
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from test_nn_generic import run
+from torch import nn
+
+import gnnaccel
+from gnnaccel.nn import edge_conv, pna_conv
+
+AGGRS = ("sum", "mean", "max", "min")
+
+
+@pytest.fixture(autouse=True)
+def taken(monkeypatch):
+    """Whether the fused path was taken, call by call."""
+    calls = []
+    for cls in (edge_conv.EdgeConv, pna_conv.PNAConv):
+
+        def counted(self, *args, inner=cls._fused):
+            out = inner(self, *args)
+            calls.append(out is not None)
+            return out
+
+        monkeypatch.setattr(cls, "_fused", counted)
+    return calls
+
+
+def graph(n=12, edges=40):
+    torch.manual_seed(0)
+    edge_index = torch.randint(0, n - 1, (2, edges))  # the last node has no edge
+    return torch.randn(n, 5).double(), edge_index
+
+
+def check(layer, x, edge_index):
+    layer = layer.double()
+    ours = gnnaccel.optimize(copy.deepcopy(layer))
+    got, want = run(ours, x, edge_index), run(layer, x, edge_index)
+    for a, b in zip(got, want, strict=True):
+        assert (a is None) == (b is None)
+        if b is not None:
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
+    return ours
+
+
+NETWORKS = {
+    "linear": lambda: nn.Linear(10, 6),
+    "no_bias": lambda: nn.Sequential(nn.Linear(10, 6, bias=False)),
+    "mlp": lambda: nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 6)),
+}
+
+
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+@pytest.mark.parametrize("aggr", AGGRS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_edge_conv_is_pygs(network, aggr, flow, taken):
+    check(pyg.EdgeConv(NETWORKS[network](), aggr=aggr, flow=flow), *graph())
+    assert taken == [True]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_edge_conv_between_two_kinds_of_nodes(network, taken):
+    x, edge_index = graph()
+    edge_index[1] %= 4
+    check(pyg.EdgeConv(NETWORKS[network]()), (x, x[:6]), edge_index)
+    assert taken == [True]
+
+
+@pytest.mark.parametrize("edges", [0, 1])
+@pytest.mark.parametrize("aggr", AGGRS)
+def test_edge_conv_with_hardly_an_edge(aggr, edges):
+    check(pyg.EdgeConv(nn.Linear(10, 6), aggr=aggr), *graph(edges=edges))
+
+
+@pytest.mark.parametrize("aggr", ["max", "min"])
+def test_edge_conv_shares_gradients_of_ties_as_in_pyg(aggr):
+    x, edge_index = graph()
+    x[3:] = x[:1]  # many equal messages
+    check(pyg.EdgeConv(nn.Linear(10, 6), aggr=aggr), x, edge_index)
+    zero = pyg.EdgeConv(nn.Linear(10, 6, bias=False), aggr=aggr)
+    check(zero, torch.zeros_like(x), edge_index)
+
+
+def test_edge_conv_far_from_the_origin():
+    torch.manual_seed(0)
+    _, edge_index = graph()
+    x = 1e4 + torch.randn(12, 5)
+    layer = pyg.EdgeConv(nn.Linear(10, 6))
+    with torch.no_grad():
+        layer.nn.weight[:, :5] = 0  # only differences count
+    ours = gnnaccel.optimize(copy.deepcopy(layer))
+    exact = copy.deepcopy(layer).double()(x.double(), edge_index)
+    error = (ours(x, edge_index) - exact).abs().max()
+    assert error <= 4 * (layer(x, edge_index) - exact).abs().max() + 1e-5
+
+
+def test_edge_conv_with_other_networks_goes_to_pyg(taken):
+    network = nn.Sequential(nn.ReLU(), nn.Linear(10, 6))
+    check(pyg.EdgeConv(network), *graph())
+    hooked = pyg.EdgeConv(nn.Linear(10, 6))
+    hooked.nn.register_forward_hook(lambda m, i, out: out * 2)
+    check(hooked, *graph())
+    assert taken == [False, False]
+
+
+def degrees(edge_index):
+    counts = torch.bincount(edge_index[1], minlength=12)
+    return torch.bincount(counts)
+
+
+PNA = {
+    "all": {"aggregators": ["sum", "mean", "max", "min", "var", "std"]},
+    "towers": {"towers": 2},
+    "divided": {"towers": 2, "divide_input": True, "channels": 6},
+    "post": {"post_layers": 2},
+    "learnt": {"train_norm": True},
+    "backwards": {"flow": "target_to_source"},
+    "one": {"aggregators": ["max"], "scalers": ["identity"]},
+}
+SCALERS = ["identity", "amplification", "attenuation", "linear", "inverse_linear"]
+
+
+def pna(channels=5, aggregators=("mean", "max", "std"), scalers=SCALERS, **kwargs):
+    x, edge_index = graph()
+    x = torch.cat([x, x[:, :1]], dim=1)[:, :channels]
+    layer = pyg.PNAConv(
+        channels, 8, list(aggregators), list(scalers), degrees(edge_index), **kwargs
+    )
+    return layer, x, edge_index
+
+
+@pytest.mark.parametrize("name", PNA)
+def test_pna_is_pygs(name, taken):
+    check(*pna(**PNA[name]))
+    assert taken == [True]
+
+
+@pytest.mark.parametrize("kwargs", [{"pre_layers": 2}, {"aggregators": ["mul"]}])
+def test_pna_of_another_kind_goes_to_pyg(kwargs, taken):
+    check(*pna(**kwargs))
+    assert taken == []
+
+
+def test_pna_with_edge_features_goes_to_pyg(taken):
+    layer, x, edge_index = pna(edge_dim=2)
+    layer = layer.double()
+    ours = gnnaccel.optimize(copy.deepcopy(layer))
+    e = torch.randn(40, 2).double()
+    torch.testing.assert_close(ours(x, edge_index, e), layer(x, edge_index, e))
+    assert taken == []
+
+
+@pytest.mark.parametrize("aggr", AGGRS)
+def test_second_derivatives(aggr):
+    x, edge_index = graph(5, 12)
+    layer = gnnaccel.optimize(pyg.EdgeConv(nn.Linear(10, 2), aggr=aggr).double())
+    x = x.clone().requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x: layer(x.sin(), edge_index), (x,))
