@@ -281,6 +281,32 @@ def test_errors_are_pygs(end, bad):
     assert errors[0] == errors[1]
 
 
+@pytest.mark.parametrize("name", ["SimpleConv", "SGConv", "LGConv"])
+@pytest.mark.parametrize("how", ["script", "trace"])
+def test_compiled_by_torchscript(name, how):
+    x, edge_index = inputs()
+    stock = FAMILY[name]().double()
+    ours = gnnaccel.optimize(copy.deepcopy(stock))
+    if how == "script":
+        fixed = torch.jit.script(ours)
+    else:
+        fixed = torch.jit.trace(ours, (x, edge_index))
+    torch.testing.assert_close(fixed(x, edge_index), stock(x, edge_index))
+    assert isinstance(ours, Multiplying)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+def test_sparse_matrices_take_pygs_path(layout):
+    x, edge_index = inputs()
+    edge_index = torch.unique(edge_index, dim=1)
+    ones = torch.ones(edge_index.size(1)).double()
+    matrix = torch.sparse_coo_tensor(edge_index.flip(0), ones, (12, 12)).coalesce()
+    matrix = matrix if layout == torch.sparse_coo else matrix.to_sparse_csr()
+    stock = pyg.SimpleConv("sum")
+    ours = gnnaccel.optimize(copy.deepcopy(stock))
+    torch.testing.assert_close(ours(x, matrix), stock(x, matrix))
+
+
 def test_second_derivatives():
     x, edge_index = inputs()
     layer = gnnaccel.optimize(pyg.APPNP(2, 0.1))

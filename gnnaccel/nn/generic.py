@@ -9,6 +9,7 @@ other.
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -48,6 +49,12 @@ class Copied:
         made: Any = super().__reduce_ex__(protocol)
         return (_new, (made_from(type(self)),), *made[2:])
 
+    def __prepare_scriptable__(self) -> Any:
+        """TorchScript compiles the class it was made from: ours is Python."""
+        stock: Any = copy.copy(self)
+        stock.__class__ = made_from(type(self))
+        return stock
+
 
 class Lifting(Copied, StandIn):
     """Mixed into a message passing class: lifts rows by :func:`gnnaccel.ops.gather`."""
@@ -56,7 +63,8 @@ class Lifting(Copied, StandIn):
 
     def _index_select(self, src: Tensor, index: Tensor) -> Tensor:
         if (
-            type(index) is Tensor
+            not torch.jit.is_tracing()  # type: ignore[attr-defined]
+            and type(index) is Tensor
             and src.dim() > 1
             and self.node_dim in (0, -src.dim())
             and _served(
@@ -96,6 +104,7 @@ class Multiplying(Lifting):
         )
         if (
             type(edge_index) is not Tensor
+            or edge_index.layout != torch.strided
             or kwargs.keys() - {"x", name}
             or self.node_dim not in (-2, 0)
             or reduce is None
@@ -140,7 +149,8 @@ class Reducing(Copied):
     ) -> Tensor:
         """See :meth:`torch_geometric.nn.aggr.Aggregation.reduce`."""
         if (
-            ptr is None
+            not torch.jit.is_tracing()  # type: ignore[attr-defined]
+            and ptr is None
             and type(index) is Tensor
             and index.dim() == 1
             and x.dim() > 1
@@ -186,7 +196,6 @@ def _served(x: Tensor, index: Tensor, size: int) -> bool:
         and index.device == x.device
         and index.dtype in (torch.int64, torch.int32)
         and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()  # type: ignore[attr-defined]
         and not kernels.transforming(x)
         and kernels.pick_for(x) is kernels.native
     )
