@@ -14,6 +14,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import gcn_conv
 
 from gnnaccel.cache import Memory, remember
+from gnnaccel.kernels import transforming
 from gnnaccel.ops.adj import tracing
 
 _STOCK = gcn_conv.gcn_norm
@@ -27,6 +28,8 @@ def gcn_norm(
         type(edge_index) is not Tensor
         or edge_index.layout != torch.strided
         or tracing(edge_index, edge_weight)
+        or torch.jit.is_tracing()  # type: ignore[attr-defined]
+        or transforming(edge_index)
         or not (
             edge_weight is None
             or (type(edge_weight) is Tensor and not edge_weight.requires_grad)
