@@ -110,6 +110,7 @@ class Multiplying(Lifting):
             or reduce is None
             or _observed(self)
             or torch.compiler.is_compiling()
+            or torch.jit.is_tracing()  # type: ignore[attr-defined]
         ):
             return None
         x = kwargs.get("x")
