@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "blocks.h"
 #include "dispatch.h"
 #include "group.h"
 #include "module_worker.h"
@@ -139,6 +140,11 @@ void bind_fill_batch(Address parts, int64_t count, Address index, Address values
               alone});
 }
 
+void bind_copy_blocks(Address blocks, int64_t count, Address target) {
+  nb::gil_scoped_release release;
+  copy_blocks(at<const Block>(blocks), count, at(target));
+}
+
 nb::tuple bind_pool_stats() {
   const PoolStats s = pool_stats();
   return nb::make_tuple(s.in_use, s.cached, s.peak, s.fresh, s.reused);
@@ -163,6 +169,7 @@ NB_MODULE(_native, m) {
   m.def("plan_batch", &bind_plan_batch);
   m.def("fill_batch", &bind_fill_batch);
   m.def("gather_rows", &bind_gather_rows);
+  m.def("copy_blocks", &bind_copy_blocks);
   m.def("block", &bind_block);
   m.def("pool_stats", &bind_pool_stats);
   m.def("pool_limit", &pool_limit);

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from gnnaccel.data.samplers import BucketBatchSampler, BudgetBatchSampler
 from gnnaccel.loader.dataloader import DataLoader
+from gnnaccel.loader.prefetch import PrefetchLoader
 
-__all__ = ["BucketBatchSampler", "BudgetBatchSampler", "DataLoader"]
+__all__ = ["BucketBatchSampler", "BudgetBatchSampler", "DataLoader", "PrefetchLoader"]

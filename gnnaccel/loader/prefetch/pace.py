@@ -1,0 +1,152 @@
+"""How many batches to prepare ahead, and whether to do so at all.
+
+Looking ahead costs a hand-over between threads, and where both sides need Python all
+the time it hides nothing. So the first steps run without it, and it is kept only while
+steps take less time than those.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+
+#: The deepest that ``depth="auto"`` goes.
+DEEPEST = 16
+
+# Steps without looking ahead at the beginning. The first is not counted.
+_BASELINE = 3
+
+# Steps over which the time of a step is judged, and those at first that are not.
+_WINDOW, _SETTLING = 16, 3
+
+# What looking ahead must save, as a share of a step.
+_GAIN = 0.03
+
+# Seconds to load a batch below which a thread can't save anything on the host.
+_TINY = 1e-4
+
+# Steps without looking ahead until it is tried again.
+_REST, _LONGEST_REST = 64, 4096
+
+# Share of a step that a wait must be to count.
+_WAIT = 0.02
+
+# Steps without any wait until the look-ahead shrinks.
+_PATIENCE = 32
+
+
+class Pace:
+    """Decides for one loader, from step to step and over its epochs.
+
+    Args:
+        depth: How many batches to prepare ahead, or "auto".
+        host_only: Whether batches stay in host memory, so that only loading is hidden.
+    """
+
+    def __init__(self, depth: int | str, host_only: bool) -> None:
+        self.auto = depth == "auto"
+        self.depth = 1 if isinstance(depth, str) else depth
+        self.reason = ""
+        self.one_object = False  # whether all batches are, so that none may be early
+        self._host_only = host_only
+        self._ahead = False
+        self._alone: deque[float] = deque(maxlen=_WINDOW)
+        self._loads: deque[float] = deque(maxlen=_WINDOW)
+        self._together: deque[float] = deque(maxlen=_WINDOW)
+        self._steps = 0  # since the last change of mind
+        self._warm = False
+        self._rest, self._next_rest = 0, _REST
+        self._quiet = 0
+        self._patience = _PATIENCE
+        self._full = 0
+        self._shrunk = False
+
+    def begin_epoch(self) -> None:
+        """The first step of an epoch also starts workers and draws an order."""
+        self._steps = 0
+        self._warm = False
+
+    def ahead(self, may: bool | None) -> int:
+        """The depth to work at now.
+
+        Args:
+            may: Whether looking ahead leaves results as they are; None: not known yet.
+        """
+        if self.depth == 0:
+            self.reason = "depth is 0"
+        elif may is False:
+            self.reason = (
+                "loading and the training loop draw from the same random generator, so "
+                "that results would depend on luck; with num_workers=1 they would not"
+            )
+        elif self.one_object:
+            self.reason = "the wrapped loader hands out the same object every time"
+        elif may is None or len(self._alone) < _BASELINE - 1:
+            self.reason = "measuring"
+        elif self._host_only and median(self._loads) < _TINY:
+            self.reason = "loading takes no time"
+        elif self._rest:
+            self.reason = "it saved no time"
+        else:
+            self.reason = ""
+        ahead = not self.reason
+        if ahead != self._ahead:
+            self._ahead, self._steps = ahead, 0
+            self._together.clear()
+        return self.depth if ahead else 0
+
+    def step(self, alone: bool, busy: float, wait: float) -> None:
+        """Notes a step: ``busy`` seconds of training, ``wait`` for the next batch.
+
+        Args:
+            alone: Whether that batch was made while the training loop waited.
+            busy: See above.
+            wait: See above.
+        """
+        self._steps += 1
+        if alone:
+            if self._warm:
+                self._alone.append(busy + wait)
+                self._loads.append(wait)
+            self._warm = True
+            if self._rest:
+                self._rest -= 1
+            return
+        if self._steps <= _SETTLING:
+            return
+        self._together.append(busy + wait)
+        if len(self._together) < _WINDOW:
+            return
+        if median(self._together) > (1 - _GAIN) * median(self._alone):
+            self._rest = self._next_rest
+            self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
+        self._together.clear()
+
+    def adapt(
+        self, busy: float, wait: float, ready: int, full: int, room: Callable[[], bool]
+    ) -> None:
+        """Lets ``depth="auto"`` grow or shrink after a step that looked ahead.
+
+        Args:
+            busy: Seconds of training.
+            wait: Seconds that it waited.
+            ready: How many batches lay ready then.
+            full: How often, so far, batches were not begun for the depth's sake.
+            room: Whether memory allows another batch.
+        """
+        if not self.auto or not self._ahead or self._steps <= _SETTLING:
+            return
+        if wait > _WAIT * (busy + wait):
+            self._quiet = 0
+            # Without ever having been full, more room would stay empty.
+            if full > self._full and self.depth < DEEPEST and room():
+                self.depth += 1
+                self._full = full
+                if self._shrunk:
+                    self._patience, self._shrunk = 2 * self._patience, False
+            return
+        self._quiet = self._quiet + 1 if ready >= min(self.depth, 2) else 0
+        if self._quiet >= self._patience and self.depth > 1:
+            self.depth -= 1
+            self._quiet, self._full, self._shrunk = 0, full, True
