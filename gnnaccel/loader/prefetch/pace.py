@@ -84,7 +84,7 @@ class Pace:
             self.reason = "the wrapped loader hands out the same object every time"
         elif may is None or len(self._alone) < _BASELINE - 1:
             self.reason = "measuring"
-        elif self._host_only and median(self._loads) < _TINY:
+        elif self._host_only and self._loads and median(self._loads) < _TINY:
             self.reason = "loading takes no time"
         elif self._rest:
             self.reason = "it saved no time"

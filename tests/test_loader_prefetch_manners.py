@@ -1,0 +1,742 @@
+"""PrefetchLoader on real threads: it behaves as what it wraps, whatever happens."""
+
+import copy
+import gc
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from loading import Molecules, resources
+from same import assert_same
+from test_loader_manners import run_in_child
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import DistributedSampler, IterableDataset
+from torch_geometric.data import Data
+from torch_geometric.loader import (
+    ClusterData,
+    ClusterLoader,
+    HGTLoader,
+    ImbalancedSampler,
+    LinkNeighborLoader,
+    NeighborLoader,
+)
+from torch_geometric.loader import DataLoader as StockLoader
+
+from gnnaccel.loader import BudgetBatchSampler, DataLoader, PrefetchLoader
+from gnnaccel.loader.prefetch import pace as paces
+from gnnaccel.loader.prefetch.pace import Pace
+
+TESTS = Path(__file__).parent
+
+
+def threads():
+    return [t.name for t in threading.enumerate() if t.name.startswith("gnnaccel-")]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left():
+    yield
+    gc.collect()
+    assert not threads()
+
+
+@pytest.fixture(autouse=True)
+def _eager(monkeypatch):
+    """Threads run from the first batch on, however fast a test's loader is."""
+    monkeypatch.setattr(paces, "_TINY", -1.0)
+    monkeypatch.setattr(paces, "_BASELINE", 1)
+    monkeypatch.setattr(paces, "_WINDOW", 10**9)
+
+
+def numbers(count=20, fail=None):
+    for number in range(count):
+        if number == fail:
+            raise ValueError(f"number {number}")
+        yield torch.tensor([number])
+
+
+def values(loader):
+    return [int(batch) for batch in loader]
+
+
+# --- what it wraps -----------------------------------------------------------------
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(20))
+
+
+def molecules(kind, **arguments):
+    return kind(Molecules(), batch_size=8, **arguments)
+
+
+def web():
+    torch.manual_seed(3)
+    return Data(
+        x=torch.rand(60, 4),
+        edge_index=torch.randint(60, (2, 300)),
+        y=torch.randint(3, (60,)),
+    )
+
+
+def hetero():
+    from loading import hetero_graph
+
+    data = hetero_graph(torch.Generator().manual_seed(0), 4)
+    data["user"].train_mask = torch.ones(data["user"].num_nodes, dtype=torch.bool)
+    return data
+
+
+LOADERS = {
+    "stock": lambda: molecules(StockLoader),
+    "stock, shuffled": lambda: molecules(StockLoader, shuffle=True),
+    "stock, workers": lambda: molecules(StockLoader, num_workers=2),
+    "persistent workers": lambda: molecules(
+        StockLoader, num_workers=1, persistent_workers=True
+    ),
+    "ours": lambda: molecules(DataLoader, shuffle=True),
+    "neighbours": lambda: NeighborLoader(web(), [3, 2], batch_size=16),
+    "links": lambda: LinkNeighborLoader(web(), [3, 2], batch_size=64),
+    "imbalanced": lambda: NeighborLoader(
+        web(), [3], batch_size=16, sampler=ImbalancedSampler(web())
+    ),
+    "hgt": lambda: HGTLoader(hetero(), [4, 4], ("user", None), batch_size=2),
+    "torch": lambda: TorchLoader(torch.arange(20), batch_size=3),
+    "iterable": lambda: TorchLoader(Stream(), batch_size=3),
+    "list": lambda: [torch.tensor([n]) for n in range(20)],
+    "function": lambda: numbers,
+    "budget": lambda: DataLoader(
+        Molecules(), batch_sampler=BudgetBatchSampler(Molecules(), max_nodes=60)
+    ),
+}
+
+
+def seeded(call):
+    torch.manual_seed(11)
+    random.seed(11)
+    np.random.seed(11)
+    return call()
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("depth", [0, 2, "auto"])
+def test_the_same_batches_in_the_same_order(name, depth):
+    bare, wrapped = LOADERS[name](), LOADERS[name]()
+    loader = PrefetchLoader(wrapped, "cpu", depth)
+    for _ in range(2):
+        expected = seeded(lambda: list(bare() if bare is numbers else bare))
+        after = torch.get_rng_state()
+        found = seeded(lambda: list(loader))
+        assert torch.equal(torch.get_rng_state(), after)
+        assert len(found) == len(expected) > 0
+        for ours, stock in zip(found, expected, strict=True):
+            assert_same(ours, stock)
+
+
+def test_clusters():
+    pytest.importorskip("torch_sparse")
+    try:
+        parts = ClusterData(web(), 4, log=False)
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(str(error))
+    found = list(PrefetchLoader(ClusterLoader(parts, batch_size=2), "cpu"))
+    assert sum(batch.num_nodes for batch in found) == 60
+
+
+def test_an_empty_loader_has_no_batches():
+    assert list(PrefetchLoader([], "cpu")) == []
+    assert list(PrefetchLoader(lambda: iter(()), "cpu")) == []
+
+
+def test_none_is_a_batch():
+    assert list(PrefetchLoader([None, 1, None], "cpu")) == [None, 1, None]
+
+
+def test_an_iterator_serves_once():
+    loader = PrefetchLoader(numbers(5), "cpu")
+    assert values(loader) == [0, 1, 2, 3, 4]
+    assert values(loader) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((3,), TypeError, "int"),
+        (([], "cpu", -1), ValueError, "-1"),
+        (([], "cpu", "deep"), ValueError, "deep"),
+        (([], "cpu", 1.5), ValueError, "1.5"),
+        (([], "nonsense"), RuntimeError, "nonsense"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        PrefetchLoader(*arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_a_device_that_is_not_there():
+    with pytest.raises(RuntimeError, match="cuda:1"):
+        PrefetchLoader([], "cuda:1")
+
+
+# --- manners -----------------------------------------------------------------------
+
+
+def test_it_passes_for_what_it_wraps():
+    stock = molecules(StockLoader)
+    loader = PrefetchLoader(stock, "cpu")
+    assert len(loader) == len(stock) == 7
+    assert isinstance(loader, PrefetchLoader)
+    assert isinstance(loader, TorchLoader) and isinstance(loader, StockLoader)
+    assert type(loader) is PrefetchLoader
+    assert not isinstance(PrefetchLoader([1], "cpu"), TorchLoader)
+    for name in ("dataset", "batch_size", "sampler", "batch_sampler", "collate_fn"):
+        assert getattr(loader, name) is getattr(stock, name)
+    assert not hasattr(loader, "no_such_thing")
+    with pytest.raises(TypeError):
+        len(PrefetchLoader(numbers, "cpu"))
+    assert "cpu" in repr(loader)
+
+
+def test_copies_and_pickles():
+    loader = PrefetchLoader(molecules(StockLoader), "cpu", 3, {"x": torch.float64})
+    list(loader)
+    for twin in (
+        copy.copy(loader),
+        copy.deepcopy(loader),
+        pickle.loads(pickle.dumps(loader)),
+    ):
+        assert type(twin) is PrefetchLoader
+        assert (twin.depth, twin.cast) == (3, {"x": torch.float64})
+        assert len(list(twin)) == 7
+
+
+def test_set_epoch_reaches_the_sampler():
+    data = Molecules()
+    sampler = DistributedSampler(data, 2, 0)
+    loader = PrefetchLoader(StockLoader(data, 8, sampler=sampler), "cpu")
+    loader.set_epoch(5)
+    assert sampler.epoch == 5
+
+
+def test_a_trainer_makes_it_anew_with_its_sampler():
+    data = Molecules()
+    sampler = DistributedSampler(data, 2, 1, shuffle=False)
+    loader = PrefetchLoader(StockLoader(data, 8, follow_batch=["x"]), "cpu", 3)
+    # As Lightning does it: public attributes for the arguments that there are.
+    kept = {k: v for k, v in vars(loader).items() if not k.startswith("_")}
+    again = type(loader)(**kept, sampler=sampler)
+    assert again.depth == 3 and again.sampler is sampler
+    assert again.batch_size == 8 and again.follow_batch == ["x"]
+    expected = StockLoader(data, 8, sampler=sampler, follow_batch=["x"])
+    for ours, stock in zip(again, expected, strict=True):
+        assert_same(ours, stock)
+    with pytest.raises(TypeError, match="list"):
+        PrefetchLoader([], "cpu", sampler=sampler)
+    with pytest.raises(TypeError, match="colour"):
+        PrefetchLoader(StockLoader(data), "cpu", colour=1)
+
+
+def test_lightning():
+    data = pytest.importorskip("pytorch_lightning.utilities.data")
+    sampler = DistributedSampler(Molecules(), 2, 1)
+    loader = PrefetchLoader(molecules(StockLoader), "cpu", 3)
+    again = data._update_dataloader(loader, sampler)
+    assert type(again) is PrefetchLoader and again.sampler is sampler
+
+
+def test_accelerate():
+    accelerate = pytest.importorskip("accelerate.data_loader")
+    loader = PrefetchLoader(molecules(StockLoader), "cpu")
+    shard = accelerate.prepare_data_loader(
+        loader, num_processes=2, process_index=1, put_on_device=False
+    )
+    assert 0 < len(list(shard)) < len(loader)
+
+
+def test_in_every_kind_of_loop():
+    from tqdm import tqdm
+
+    loader = PrefetchLoader(numbers, "cpu")
+    assert [i for i, _ in enumerate(loader)] == list(range(20))
+    assert [int(a) - b for a, b in zip(loader, range(20), strict=True)] == [0] * 20
+    assert values(tqdm(loader, disable=True)) == list(range(20))
+    assert values(loader) == list(range(20))
+
+
+def test_nested_and_twice_at_once():
+    loader = PrefetchLoader(numbers, "cpu")
+    pairs = [(int(a), int(b)) for a in loader for b in loader]
+    assert pairs == [(a, b) for a in range(20) for b in range(20)]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2, 7, 20])
+def test_break_and_early_del(taken):
+    loader = PrefetchLoader(numbers, "cpu", 4)
+    for _ in range(3):
+        iterator = iter(loader)
+        for number in range(taken):
+            assert int(next(iterator)) == number
+        del iterator
+        assert not threads()
+    del loader
+
+
+def test_the_end_stays_the_end():
+    iterator = iter(PrefetchLoader(numbers, "cpu"))
+    assert len(list(iterator)) == 20
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            next(iterator)
+
+
+# --- errors ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fail", [0, 1, 2, 3, 9])
+def test_an_exception_comes_in_its_place_with_its_traceback(fail):
+    loader = PrefetchLoader(lambda: numbers(20, fail), "cpu", 3)
+    for _ in range(2):
+        seen = []
+        with pytest.raises(ValueError, match=f"number {fail}") as caught:
+            for batch in loader:
+                seen.append(int(batch))
+        assert seen == list(range(fail))
+        lines = traceback.extract_tb(caught.value.__traceback__)
+        assert lines[-1].name == "numbers"
+
+
+class Shaky:
+    """An iterator that fails at 3 and goes on when it is asked again."""
+
+    def __init__(self):
+        self.number = -1
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.number += 1
+        if self.number == 3:
+            raise OSError("once")
+        if self.number == 8:
+            raise StopIteration
+        return torch.tensor([self.number])
+
+
+def test_a_loop_may_go_on_after_an_exception():
+    iterator = iter(PrefetchLoader(Shaky(), "cpu"))
+    seen, errors = [], 0
+    while True:
+        try:
+            seen.append(int(next(iterator)))
+        except OSError:
+            errors += 1
+        except StopIteration:
+            break
+    assert seen == [0, 1, 2, 4, 5, 6, 7] and errors == 1
+
+
+class Bad(torch.utils.data.Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        if index == 13:
+            raise ArithmeticError("item 13")
+        return torch.tensor([index])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_exception_of_a_worker(workers):
+    loader = PrefetchLoader(TorchLoader(Bad(), 2, num_workers=workers), "cpu")
+    with pytest.raises(ArithmeticError, match="item 13"):
+        list(loader)
+
+
+def test_system_exit_is_not_swallowed():
+    def source():
+        yield 1
+        sys.exit(3)
+
+    with pytest.raises(SystemExit):
+        list(PrefetchLoader(source, "cpu"))
+
+
+def test_no_threads_to_be_had(monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert values(PrefetchLoader(numbers, "cpu")) == list(range(20))
+
+
+# --- results stay as they are ------------------------------------------------------
+
+
+def noisy():
+    for _ in range(12):
+        yield torch.rand(2)
+
+
+@pytest.mark.parametrize(
+    "draw", [torch.rand, np.random.rand, lambda n: random.random()]
+)
+def test_numbers_that_loop_and_loader_share_are_drawn_in_turn(draw):
+    def source():
+        for _ in range(12):
+            yield float(np.asarray(draw(1)).reshape(-1)[0])
+
+    def epoch(loader):
+        out = []
+        for batch in loader:
+            time.sleep(0.001)
+            out.append((batch, float(np.asarray(draw(1)).reshape(-1)[0])))
+        return out
+
+    expected = seeded(lambda: epoch(source()))
+    loader = PrefetchLoader(source, "cpu", 4)
+    assert seeded(lambda: epoch(loader)) == expected
+    assert "random" in loader.stats()["why_not_ahead"]
+
+
+def test_numbers_that_only_the_loader_draws_are_drawn_ahead():
+    loader = PrefetchLoader(noisy, "cpu", 4)
+    expected = seeded(lambda: [batch.tolist() for batch in noisy()])
+    assert seeded(lambda: [batch.tolist() for batch in loader]) == expected
+    assert loader.stats()["why_not_ahead"] == ""
+
+
+def test_one_object_again_and_again_is_not_read_ahead():
+    def source():
+        batch = torch.zeros(1)
+        for _ in range(10):
+            batch += 1
+            yield batch
+
+    loader = PrefetchLoader(source, "cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paces, "_BASELINE", 3)
+        assert values(loader) == list(range(1, 11))
+    assert "same object" in loader.stats()["why_not_ahead"]
+
+
+def test_the_thread_sees_what_the_loop_has_set():
+    from contextvars import ContextVar
+
+    variable = ContextVar("variable", default=0)
+
+    def source():
+        for _ in range(6):
+            yield torch.is_grad_enabled(), variable.get(), torch.empty(1).device.type
+
+    variable.set(7)
+    with torch.no_grad(), torch.device("meta"):
+        assert set(PrefetchLoader(source, "cpu")) == {(False, 7, "meta")}
+
+
+def test_no_batch_is_held_on_to():
+    import weakref
+
+    refs = []
+
+    class Batch:
+        pass
+
+    def source():
+        for _ in range(10):
+            batch = Batch()
+            refs.append(weakref.ref(batch))
+            yield batch
+            del batch
+
+    gc.disable()
+    try:
+        iterator = iter(PrefetchLoader(source, "cpu", 2))
+        for number in range(9):
+            next(iterator)
+            alive = [ref() is not None for ref in refs]
+            assert not any(alive[: max(number - 1, 0)])
+        list(iterator)
+        assert not any(ref() for ref in refs)
+    finally:
+        gc.enable()
+
+
+# --- state -------------------------------------------------------------------------
+
+
+def test_state_counts_what_was_handed_over():
+    loader = PrefetchLoader(numbers, "cpu", 6)
+    assert loader.state_dict() == {"batches": 0}
+    iterator = iter(loader)
+    for taken in range(1, 6):
+        next(iterator)
+        time.sleep(0.002)
+        assert loader.state_dict() == {"batches": taken}
+    state = pickle.loads(pickle.dumps(loader.state_dict()))
+    rest = values(iterator)
+    assert loader.state_dict() == {"batches": 0}
+    again = PrefetchLoader(numbers, "cpu", 1)
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    iterator = iter(again)
+    assert int(next(iterator)) == 5
+    assert again.state_dict() == {"batches": 6}
+    assert values(iterator) == rest[1:]
+    assert values(again) == list(range(20))
+    with pytest.raises(ValueError, match="nonsense"):
+        loader.load_state_dict({"nonsense": 1})
+
+
+def test_state_of_a_sampler_that_has_one():
+    def make():
+        generator = torch.Generator().manual_seed(4)
+        sampler = BudgetBatchSampler(
+            Molecules(), max_nodes=60, shuffle=True, generator=generator
+        )
+        return PrefetchLoader(DataLoader(Molecules(), batch_sampler=sampler), "cpu", 4)
+
+    whole = [batch.name for batch in make()]
+    loader = make()
+    iterator = iter(loader)
+    seen = [next(iterator).name for _ in range(3)]
+    state = loader.state_dict()
+    del iterator
+    loader = make()
+    loader.load_state_dict(state)
+    assert seen + [batch.name for batch in loader] == whole
+    assert state["batches"] == 3 and "sampler" in state
+
+
+class Stateful:
+    """A loader with a state of its own."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        while self.at < 10:
+            self.at += 1
+            yield torch.tensor([self.at])
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+def test_state_of_a_loader_that_has_one():
+    loader = PrefetchLoader(Stateful(), "cpu", 4)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    time.sleep(0.01)
+    state = loader.state_dict()
+    assert state == {"batches": 3, "loader": {"at": 3}}
+    again = PrefetchLoader(Stateful(), "cpu", 4)
+    again.load_state_dict(state)
+    assert values(again) == list(range(4, 11))
+
+
+# --- processes ---------------------------------------------------------------------
+
+
+def whole_epoch(send, iterator, loader):
+    try:
+        next(iterator)
+        message = ""
+    except RuntimeError as error:
+        message = str(error)
+    del iterator
+    send.send((message, values(loader)))
+
+
+def test_a_fork_in_mid_epoch():
+    loader = PrefetchLoader(numbers, "cpu")
+    iterator = iter(loader)
+    next(iterator)
+    message, found = run_in_child(whole_epoch, iterator, loader)
+    assert "begin a new one" in message
+    assert found == list(range(20))
+    assert values(iterator) == list(range(1, 20))
+
+
+def script(body, *arguments):
+    head = f"import sys; sys.path.insert(0, {str(TESTS)!r})\n"
+    return subprocess.Popen(
+        [sys.executable, "-c", head + textwrap.dedent(body), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=TESTS.parent,
+    )
+
+
+INTERRUPTED = """
+    import signal, threading, time
+    from gnnaccel.loader import PrefetchLoader
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def slow():
+        for number in range(10_000):
+            time.sleep(0.002)
+            yield number
+
+    loader = PrefetchLoader(slow, "cpu")
+    print("ready", flush=True)
+    for _ in range(3):
+        try:
+            for batch in loader:
+                pass
+        except KeyboardInterrupt:
+            print("caught", flush=True)
+    del loader
+    print("done", threading.active_count(), flush=True)
+"""
+
+
+def test_ctrl_c():
+    child = script(INTERRUPTED)
+    try:
+        assert child.stdout.readline() == "ready\n", child.stderr.read()
+        for _ in range(3):
+            time.sleep(0.3)
+            child.send_signal(signal.SIGINT)
+            assert child.stdout.readline() == "caught\n", child.stderr.read()
+        assert child.stdout.readline() == "done 1\n", child.stderr.read()
+        assert child.wait(60) == 0
+    finally:
+        child.kill()
+        child.communicate()
+
+
+AT_EXIT = """
+    import sys, time, atexit
+    from gnnaccel.loader import PrefetchLoader
+
+    def source():
+        number = 0
+        while True:
+            time.sleep(0.002)
+            yield number
+
+    loader = PrefetchLoader(source, "cpu", 3)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    how = sys.argv[1]
+    if how == "cycle":
+        cycle = [iterator]
+        cycle.append(cycle)
+        del iterator
+    elif how == "module":
+        sys.keeps = [iterator]
+    elif how == "atexit":
+        atexit.register(lambda: next(iterator))
+    elif how == "raises":
+        raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize("how", ["plain", "cycle", "module", "atexit", "raises"])
+def test_leaving_in_mid_epoch(how):
+    child = script(AT_EXIT, how)
+    _, errors = child.communicate(timeout=120)
+    assert child.returncode == (3 if how == "raises" else 0), errors
+    assert errors == ""
+
+
+def test_nothing_is_left_after_many_epochs():
+    chance = random.Random(3)
+
+    def source():
+        fail = chance.choice([None, None, 4])
+        yield from numbers(12, fail)
+
+    loader = PrefetchLoader(source, "cpu", 3)
+
+    def epochs(count):
+        for _ in range(count):
+            stop = chance.randint(0, 14)
+            try:
+                for number, _batch in enumerate(loader):
+                    if number == stop:
+                        break
+            except ValueError:
+                pass
+
+    epochs(10)
+    gc.collect()
+    before = resources()
+    epochs(40)
+    gc.collect()
+    assert resources() == before
+    assert os.getpid() and not threads()
+
+
+# --- the pace ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def steady(monkeypatch):
+    monkeypatch.setattr(paces, "_TINY", 1e-4)
+    monkeypatch.setattr(paces, "_BASELINE", 3)
+    monkeypatch.setattr(paces, "_WINDOW", 16)
+
+
+def run(pace, steps, together, alone=9e-3):
+    """Steps that take so long, and the depths in them."""
+    depths = []
+    for _ in range(steps):
+        depths.append(pace.ahead(True))
+        ahead = depths[-1] > 0
+        pace.step(not ahead, 5e-3, (together if ahead else alone) - 5e-3)
+    return depths
+
+
+def test_looking_ahead_stays_where_it_pays(steady):
+    assert run(Pace(2, True), 200, 5e-3) == [0] * 3 + [2] * 197
+
+
+def test_looking_ahead_is_given_up_where_it_does_not(steady):
+    depths = run(Pace(2, True), 600, 8.9e-3)
+    assert 0.1 < sum(d > 0 for d in depths) / 600 < 0.2
+
+
+def test_what_loads_at_once_is_not_read_ahead(steady):
+    assert set(run(Pace(2, True), 100, 5e-3, alone=5.05e-3)) == {0}
+
+
+def test_depth_grows_only_while_that_helps(steady):
+    def settle(wait, ready, full, room=True, steps=400, pace=None):
+        pace = pace or Pace("auto", True)
+        count = 0
+        for _ in range(steps):
+            ahead = pace.ahead(True) > 0
+            pace.step(not ahead, 5e-3, 1e-5 if ahead else 4e-3)
+            if ahead:
+                count += full
+                pace.adapt(5e-3, wait, ready, count, lambda: room)
+        return pace
+
+    assert settle(1e-3, 0, full=1).depth == paces.DEEPEST
+    assert settle(1e-3, 0, full=0).depth == 1
+    assert settle(1e-3, 0, full=1, room=False).depth == 1
+    deep = settle(1e-3, 0, full=1)
+    assert settle(0.0, 16, full=1, steps=3000, pace=deep).depth < paces.DEEPEST
