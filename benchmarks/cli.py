@@ -17,6 +17,7 @@ from benchmarks import (  # noqa: F401
     cases_kernels,
     cases_layers,
     cases_loading,
+    cases_prefetch,
     chart,
     graphs,
     measure,

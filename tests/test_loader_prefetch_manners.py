@@ -715,8 +715,8 @@ def test_looking_ahead_stays_where_it_pays(steady):
 
 
 def test_looking_ahead_is_given_up_where_it_does_not(steady):
-    depths = run(Pace(2, True), 600, 8.9e-3)
-    assert 0.1 < sum(d > 0 for d in depths) / 600 < 0.2
+    depths = run(Pace(2, True), 2000, 8.9e-3)
+    assert 0.01 < sum(d > 0 for d in depths) / 2000 < 0.04
 
 
 def test_what_loads_at_once_is_not_read_ahead(steady):

@@ -133,8 +133,10 @@ class PrefetchIterator(Iterator[Any]):
         end = now()
         wait = end - asked
         self._account(self._loader._stages, alone, busy, wait, ready, batch)
-        self._look_ahead()
-        self._top.begin()
+        if alone:
+            # The next one may be begun at once, if the last step settled that.
+            self._look_ahead()
+            self._top.begin()
         self._last = now()
         return batch
 

@@ -18,7 +18,7 @@ DEEPEST = 16
 _BASELINE = 3
 
 # Steps over which the time of a step is judged, and those at first that are not.
-_WINDOW, _SETTLING = 16, 3
+_WINDOW, _SETTLING = 12, 2
 
 # What looking ahead must save, as a share of a step.
 _GAIN = 0.03
@@ -27,7 +27,7 @@ _GAIN = 0.03
 _TINY = 1e-4
 
 # Steps without looking ahead until it is tried again.
-_REST, _LONGEST_REST = 64, 4096
+_REST, _LONGEST_REST = 128, 8192
 
 # Share of a step that a wait must be to count.
 _WAIT = 0.02
@@ -53,6 +53,7 @@ class Pace:
         self._ahead = False
         self._alone: deque[float] = deque(maxlen=_WINDOW)
         self._loads: deque[float] = deque(maxlen=_WINDOW)
+        self._load = 1.0  # the median of these, as of lately
         self._together: deque[float] = deque(maxlen=_WINDOW)
         self._steps = 0  # since the last change of mind
         self._warm = False
@@ -84,7 +85,7 @@ class Pace:
             self.reason = "the wrapped loader hands out the same object every time"
         elif may is None or len(self._alone) < _BASELINE - 1:
             self.reason = "measuring"
-        elif self._host_only and self._loads and median(self._loads) < _TINY:
+        elif self._host_only and self._load < _TINY:
             self.reason = "loading takes no time"
         elif self._rest:
             self.reason = "it saved no time"
@@ -109,6 +110,8 @@ class Pace:
             if self._warm:
                 self._alone.append(busy + wait)
                 self._loads.append(wait)
+                if len(self._loads) < _WINDOW or self._steps % _WINDOW == 0:
+                    self._load = median(self._loads)
             self._warm = True
             if self._rest:
                 self._rest -= 1
