@@ -90,7 +90,8 @@ class World:
         self.current = _Task(self, "main")
         self.tasks = [self.current]
         self.main = self.current
-        self.failed = None
+        self.failed = None  # raised in the main thread, the next time that it waits
+        self.faults = []  # all that went wrong on the device, wherever it was raised
         self.deadlocked = False
         self.most_threads = 1
         self._timers = []
@@ -161,6 +162,7 @@ class World:
             if action is not None:
                 action()
         except BaseException as error:
+            self.faults.append(error)
             self.failed = self.failed or error
 
     def drain(self):

@@ -5,8 +5,9 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from simulated import POISON, Accelerator, Deadlock, Memory, World
 from torch_geometric.data import Data
 
@@ -72,6 +73,7 @@ def timeline(load, copy, compute, batches=60, waits=True, depth=2):
         if waits:
             accelerator.synchronize()
     accelerator.synchronize()
+    assert not world.faults
     return begins, accelerator, loader
 
 
@@ -177,6 +179,7 @@ def disorder(seed, change=None):
     world.drain()
     gc.collect()
     world.drain()
+    assert not world.faults
     assert [task.name for task in world.tasks] == ["main"]
     return accelerator
 
@@ -187,6 +190,79 @@ def test_every_kernel_finds_its_batch(seed):
     assert accelerator.allocated == 0
     assert accelerator.pinned_bytes == 0
     assert accelerator.calls["stream"] == 2  # the loader's one and the consumer's
+
+
+class Consumers(RuleBasedStateMachine):
+    """Several epochs of one loader at once, in any order of steps."""
+
+    @initialize(seed=st.integers(0, 2**32), depth=st.sampled_from([1, 2, 4, "auto"]))
+    def begin(self, seed, depth):
+        self.world = World(seed)
+        self.device = Accelerator(
+            self.world, lambda n: self.world.random.choice([1, 5])
+        )
+        source = [batch(n, 1 + n % 3 * 50) for n in range(14)]
+        self.loader, _ = simulated(source, self.world, depth, self.device)
+        self.epochs, self.kept = [], []
+
+    @rule()
+    def new_epoch(self):
+        if len(self.epochs) < 3:
+            self.epochs.append([iter(self.loader), 0])
+
+    @rule(which=st.integers(0, 9), keep=st.booleans(), duration=st.sampled_from([0, 4]))
+    def step(self, which, keep, duration):
+        if not self.epochs:
+            return
+        epoch = self.epochs[which % len(self.epochs)]
+        found = next(epoch[0], None)
+        assert (found is None) == (epoch[1] == 14)
+        if found is None:
+            self.epochs.remove(epoch)
+            return
+        self.use(epoch[1], found, duration)
+        if keep:
+            self.kept.append((epoch[1], found))
+        epoch[1] += 1
+
+    def use(self, number, graph, duration):
+        at = [Memory(t) for t in tensors(graph)]
+        self.device.kernel(duration, checked(at, number))
+
+    @rule(which=st.integers(0, 9))
+    def leave(self, which):
+        if self.epochs:
+            self.epochs.pop(which % len(self.epochs))
+
+    @rule(which=st.integers(0, 9), duration=st.sampled_from([0, 4]))
+    def use_again_and_drop(self, which, duration):
+        if self.kept:
+            self.use(*self.kept.pop(which % len(self.kept)), duration)
+
+    @rule()
+    def synchronize(self):
+        self.device.synchronize()
+
+    def teardown(self):
+        if not hasattr(self, "world"):
+            return
+        for number, graph in self.kept:
+            self.use(number, graph, 1)
+        graph = None
+        self.kept.clear()
+        self.epochs.clear()
+        self.device.synchronize()
+        del self.loader, graph
+        gc.collect()
+        self.world.drain()
+        assert not self.world.faults
+        assert [task.name for task in self.world.tasks] == ["main"]
+        assert self.device.allocated == self.device.pinned_bytes == 0
+        assert self.device.calls["stream"] == 1
+
+
+TestConsumers = Consumers.TestCase
+TestConsumers.settings = settings(max_examples=25, stateful_step_count=30)
 
 
 def no_wait_of_the_consumer(loader, accelerator):
@@ -227,6 +303,8 @@ FAULTS = (
 )
 
 
+# What is raised while an iterator dies is shown and goes nowhere.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault):
     found = 0
@@ -257,6 +335,7 @@ def reserved_after(epochs, change=lambda loader: None):
             if world.random.random() < 0.05:
                 break
         seen.append(accelerator.reserved + accelerator.pinned_bytes)
+        assert not world.faults
     return seen
 
 

@@ -214,7 +214,7 @@ _lines: weakref.WeakSet[_Line] = weakref.WeakSet()
 def _end() -> None:
     """Ends all threads while there still is an interpreter for them to end in."""
     for line in list(_lines):
-        if line.here() and line.running:
+        thread = line.thread
+        if line.here() and line.running and isinstance(thread, threading.Thread):
             line.stop()
-            if isinstance(line.thread, threading.Thread):
-                line.thread.join(_LAST_WAIT)
+            thread.join(_LAST_WAIT)

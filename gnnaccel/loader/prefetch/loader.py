@@ -76,6 +76,9 @@ class PrefetchLoader:
                     f"returns that (got {type(loader).__name__})"
                 )
         self.loader: Any = remade(loader, replaced) if replaced else loader
+        if isinstance(self.loader, DataLoader):
+            # Trainers that make a loader anew look for it among what it has itself.
+            self.dataset = self.loader.dataset
         self.device = resolve(device)
         self.depth = depth
         self.cast = dict(cast or {})

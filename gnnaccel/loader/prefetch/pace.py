@@ -20,6 +20,9 @@ _BASELINE = 3
 # Steps over which the time of a step is judged, and those at first that are not.
 _WINDOW, _SETTLING = 12, 2
 
+# Steps after which it is clear that they have become longer.
+_EARLY = 4
+
 # What looking ahead must save, as a share of a step.
 _GAIN = 0.03
 
@@ -119,7 +122,13 @@ class Pace:
         if self._steps <= _SETTLING:
             return
         self._together.append(busy + wait)
-        if len(self._together) < _WINDOW:
+        judged = len(self._together)
+        slower = (
+            judged == _EARLY
+            and len(self._alone) > 1
+            and median(self._together) > median(self._alone)
+        )
+        if judged < _WINDOW and not slower:
             return
         if median(self._together) > (1 - _GAIN) * median(self._alone):
             self._rest = self._next_rest
