@@ -13,6 +13,7 @@ import torch
 # Importing the case files fills the table of cases.
 from benchmarks import (  # noqa: F401
     bounds,
+    cases_any_layer,
     cases_extra,
     cases_kernels,
     cases_layers,
@@ -38,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
         "cases",
         nargs="*",
         metavar="CASE",
-        help="cases, groups (kernels, layers, extra, loading), wildcards or 'all'; "
+        help="cases, groups (kernels, layers, any_layer, extra, loading), wildcards or 'all'; "
         "default: kernels and layers",
     )
     p.add_argument("--list", action="store_true", help="list the cases and leave")

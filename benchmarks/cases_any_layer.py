@@ -1,0 +1,169 @@
+"""Layers beyond the four: relations, pairs of nodes, propagation, and a user's own.
+
+Stock is PyG's layer on a plain ``edge_index``. The peer, where the layer takes it, is
+PyG's layer on a SparseTensor.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor
+
+from benchmarks import formats
+from benchmarks.graphs import Problem
+from benchmarks.registry import (
+    OURS,
+    STOCK,
+    Implementation,
+    Maker,
+    Setting,
+    Workload,
+    case,
+)
+
+
+class Taught(pyg.MessagePassing):
+    """A GCN without self-loops, written as PyG's tutorial teaches it."""
+
+    def __init__(self, fan_in: int, fan_out: int) -> None:
+        super().__init__(aggr="add")
+        self.lin = torch.nn.Linear(fan_in, fan_out)
+
+    def forward(self, x: Tensor, edge_index: Tensor, norm: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.lin(x), norm=norm)
+
+    def message(self, x_j: Tensor, norm: Tensor) -> Tensor:
+        return norm.view(-1, 1) * x_j
+
+
+class Unseen(pyg.MessagePassing):
+    """A user's layer with a network on both ends and the features of an edge."""
+
+    def __init__(self, fan_in: int, fan_out: int, aggr: str) -> None:
+        super().__init__(aggr=aggr)
+        self.network = torch.nn.Sequential(
+            torch.nn.Linear(2 * fan_in + 4, fan_out), torch.nn.ReLU()
+        )
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, e=e)
+
+    def message(self, x_i: Tensor, x_j: Tensor, e: Tensor) -> Tensor:
+        return self.network(torch.cat([x_i, x_j, e], dim=-1))
+
+
+def _pna(problem: Problem, f: int) -> torch.nn.Module:
+    counts = torch.bincount(problem.edge_index[1], minlength=problem.num_nodes)
+    return pyg.PNAConv(
+        f,
+        f,
+        ["mean", "max", "min", "std"],
+        ["identity", "amplification", "attenuation"],
+        torch.bincount(counts),
+    )
+
+
+def _mlp(f: int) -> torch.nn.Module:
+    layers = [torch.nn.Linear(2 * f, f), torch.nn.ReLU(), torch.nn.Linear(f, f)]
+    return torch.nn.Sequential(*layers)
+
+
+def _types(problem: Problem) -> tuple[Tensor]:
+    return (torch.randint(0, 8, (problem.num_edges,)),)
+
+
+def _weights(problem: Problem) -> tuple[Tensor]:
+    return (torch.rand(problem.num_edges),)
+
+
+def _features(problem: Problem) -> tuple[Tensor]:
+    return (torch.randn(problem.num_edges, 4),)
+
+
+def _nothing(problem: Problem) -> tuple[()]:
+    return ()
+
+
+#: The layer for a graph and F, its further arguments, and whether a SparseTensor may
+#: take the place of edge_index.
+Entry = tuple[Callable[[Problem, int], Any], Callable[..., Any], bool]
+LAYERS: dict[str, Entry] = {
+    "rgcn": (lambda p, f: pyg.RGCNConv(f, f, 8), _types, False),
+    "edge_conv": (
+        lambda p, f: pyg.EdgeConv(torch.nn.Linear(2 * f, f)),
+        _nothing,
+        False,
+    ),
+    "edge_conv_mlp": (lambda p, f: pyg.EdgeConv(_mlp(f)), _nothing, False),
+    "pna": (_pna, _nothing, False),
+    "sg": (lambda p, f: pyg.SGConv(f, f, 2), _nothing, True),
+    "ssg": (lambda p, f: pyg.SSGConv(f, f, 0.1, 3), _nothing, True),
+    "appnp": (lambda p, f: pyg.APPNP(5, 0.1), _nothing, True),
+    "tag": (lambda p, f: pyg.TAGConv(f, f, 3), _nothing, True),
+    "lg": (lambda p, f: pyg.LGConv(), _nothing, True),
+    "cheb": (lambda p, f: pyg.ChebConv(f, f, 3), _nothing, False),
+    "gated": (lambda p, f: pyg.GatedGraphConv(f, 2), _nothing, True),
+    "gine": (
+        lambda p, f: pyg.GINEConv(torch.nn.Linear(f, f), edge_dim=4),
+        _features,
+        False,
+    ),
+    "own_taught": (lambda p, f: Taught(f, f), _weights, False),
+    "own_mlp_sum": (lambda p, f: Unseen(f, f, "add"), _features, False),
+    "own_mlp_max": (lambda p, f: Unseen(f, f, "max"), _features, False),
+}
+
+
+def workload(name: str, setting: Setting) -> Workload:
+    """Builds one of `LAYERS`, F_in = F_out."""
+    make, more, sparse = LAYERS[name]
+    problem = setting.problem
+    x = setting.x()
+    torch.manual_seed(4)
+    layer = make(problem, x.size(1))
+    arguments = more(problem)
+
+    def bind(module: Any, graph: Any) -> Implementation:
+        return Implementation(
+            lambda x: module(x, graph, *arguments), dict(module.named_parameters())
+        )
+
+    def stock() -> Implementation:
+        return bind(copy.deepcopy(layer), problem.edge_index)
+
+    def peer() -> Implementation:
+        adjacency = formats.sparse_tensor(problem, None).fill_cache_()
+        return bind(copy.deepcopy(layer), adjacency)
+
+    def ours() -> Implementation:
+        gnnaccel = importlib.import_module("gnnaccel")
+        return bind(gnnaccel.optimize(copy.deepcopy(layer)), problem.edge_index)
+
+    makers: dict[str, Maker] = {STOCK: stock}
+    if sparse:
+        makers["SparseTensor"] = peer
+    return Workload(
+        x=x,
+        makers=makers | {OURS: ours},
+        edges=problem.num_edges,
+        readings={},
+        bounds={},
+    )
+
+
+def _register(name: str) -> None:
+    def build(setting: Setting, variant: str) -> Workload:
+        return workload(name, setting)
+
+    build.__doc__ = f"The layer {name}, F_in = F_out."
+    case(name, group="any_layer")(build)
+
+
+for _name in LAYERS:
+    _register(_name)
