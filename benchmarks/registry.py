@@ -112,6 +112,8 @@ class Workload:
         makers: by name; `STOCK` is the yardstick, `OURS` the contestant.
         edges: number of edges, for times per edge.
         reference: name of the maker whose results are taken as right.
+        exact: gives the results in float64 and rounds them, where the reference itself
+            is no closer to them than the tolerance: it is what counts then.
         phases: subset of (FORWARD, BACKWARD, STEP); STEP is both together.
         readings: loops that only do the unavoidable, timed in turn with the rest.
         bounds: by phase, the readings whose times add up to its bound.
@@ -125,6 +127,7 @@ class Workload:
     makers: Mapping[str, Maker]
     edges: int
     reference: str = STOCK
+    exact: Callable[[], dict[str, Tensor]] | None = None
     phases: tuple[str, ...] = (FORWARD, BACKWARD, STEP)
     readings: Mapping[str, Reading] = field(default_factory=dict)
     bounds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
