@@ -168,8 +168,7 @@ def workload(name: str, setting: Setting) -> Workload:
         x=x,
         makers=makers | {OURS: ours},
         edges=problem.num_edges,
-        readings={},
-        bounds={},
+        exact=exact,
     )
 
 
