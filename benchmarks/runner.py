@@ -176,9 +176,9 @@ def _check(workload: Workload, dtype: torch.dtype, result: Result) -> None:
     # In the order of the table: stock first, ours last.
     for name in workload.makers:
         result.entries.setdefault(name, Entry())
-    expected = attempt(workload.reference)
+    expected, beside = attempt(workload.reference), None
     if workload.exact is not None:
-        expected = workload.exact()
+        expected, beside = workload.exact(), expected
     for name in workload.makers:
         entry = result.entries[name]
         if name == workload.reference or entry.status != OK:
@@ -188,7 +188,7 @@ def _check(workload: Workload, dtype: torch.dtype, result: Result) -> None:
             continue
         actual = attempt(name)
         if actual is not None:
-            wrong = check.difference(actual, expected, dtype)
+            wrong = check.difference(actual, expected, dtype, beside)
             if wrong is not None:
                 entry.status, entry.note = WRONG, wrong
 
