@@ -1,4 +1,4 @@
-"""The four layers against PyG's in float64: outputs and every gradient, on the grid."""
+"""The layers against PyG's in float64: outputs and every gradient, on the grid."""
 
 import pytest
 import torch
@@ -340,7 +340,7 @@ def test_training_follows_pyg(name):
         args = (torch.randn(13, 5, dtype=torch.float64), *args[1:])
         if CONFIGS[name].weighted:
             args = (*args[:2], torch.linspace(0.1, 1, 60, dtype=torch.float64))
-        target = torch.randn(13, 4, dtype=torch.float64)
+        target = torch.randn(layer(*args).shape, dtype=torch.float64)
         optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
         history = []
         for _ in range(20):

@@ -8,15 +8,20 @@ swap them in.
 import torch_geometric.nn
 
 from gnnaccel.nn.edge_conv import EdgeConv
+from gnnaccel.nn.gat_conv import GATConv
+from gnnaccel.nn.gatv2_conv import GATv2Conv
 from gnnaccel.nn.gcn_conv import GCNConv
 from gnnaccel.nn.gin_conv import GINConv
 from gnnaccel.nn.graph_conv import GraphConv
 from gnnaccel.nn.pna_conv import PNAConv
 from gnnaccel.nn.rgcn_conv import FastRGCNConv, RGCNConv
 from gnnaccel.nn.sage_conv import SAGEConv
+from gnnaccel.nn.transformer_conv import TransformerConv
 
 #: Which of our layers takes the place of which of PyG's.
 SWAPS: dict[type[torch_geometric.nn.MessagePassing], type] = {
+    torch_geometric.nn.GATConv: GATConv,
+    torch_geometric.nn.GATv2Conv: GATv2Conv,
     torch_geometric.nn.GCNConv: GCNConv,
     torch_geometric.nn.GINConv: GINConv,
     torch_geometric.nn.EdgeConv: EdgeConv,
@@ -25,10 +30,13 @@ SWAPS: dict[type[torch_geometric.nn.MessagePassing], type] = {
     torch_geometric.nn.GraphConv: GraphConv,
     torch_geometric.nn.RGCNConv: RGCNConv,
     torch_geometric.nn.SAGEConv: SAGEConv,
+    torch_geometric.nn.TransformerConv: TransformerConv,
 }
 
 __all__ = [
     "SWAPS",
+    "GATConv",
+    "GATv2Conv",
     "GCNConv",
     "GINConv",
     "EdgeConv",
@@ -37,4 +45,5 @@ __all__ = [
     "PNAConv",
     "RGCNConv",
     "SAGEConv",
+    "TransformerConv",
 ]

@@ -43,11 +43,17 @@ _SKIPPED = (
 )
 _HOOKS = tuple(
     (f"_{method}_forward{when}_hooks", method)
-    for method in ("propagate", "message", "aggregate", "message_and_aggregate")
+    for method in (
+        "propagate",
+        "message",
+        "aggregate",
+        "message_and_aggregate",
+        "edge_update",
+    )
     for when in ("", "_pre")
 )
 HALVES = (torch.bfloat16, torch.float16)
-_DTYPES = (torch.float32, torch.float64, *HALVES)
+DTYPES = (torch.float32, torch.float64, *HALVES)
 
 
 class Fused(StandIn):
@@ -56,6 +62,8 @@ class Fused(StandIn):
     aggr_module: torch.nn.Module
     #: What computes the layer on the fused path, for people.
     fused_by: ClassVar[str]
+    #: The only ``node_dim`` that the fused path takes.
+    _node_dim: ClassVar[int] = -2
 
     #: What :func:`_overridden` says of the class.
     _overrides: ClassVar[str | None] = None
@@ -137,7 +145,7 @@ def graph_for(
         EdgeIndexError: An edge names a node that does not exist.
     """
     if not (
-        _is_matrix(x_src) and x_src.dtype in _DTYPES and x_src.device.type == "cpu"
+        _is_matrix(x_src) and x_src.dtype in DTYPES and x_src.device.type == "cpu"
     ):
         return None
     if transforming(x_src) or torch.jit.is_tracing():  # type: ignore[attr-defined]

@@ -6,12 +6,14 @@ takes them whole.
 """
 
 from gnnaccel.kernels import backend, backends
+from gnnaccel.ops.attention import attention
 from gnnaccel.ops.gather import gather, scatter, segment
 from gnnaccel.ops.sddmm import sddmm
 from gnnaccel.ops.softmax import edge_softmax, softmax
 from gnnaccel.ops.spmm import spmm
 
 __all__ = [
+    "attention",
     "backend",
     "backends",
     "edge_softmax",

@@ -1,0 +1,76 @@
+"""TransformerConv on attention: logits out of dot products."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch_geometric.nn
+from torch import Tensor
+
+from gnnaccel.kernels.attention import Inputs, Score
+from gnnaccel.nn import dense
+from gnnaccel.nn.attention import Attends, attention_graph, edge_features, pair_ok
+from gnnaccel.nn.fused import sizes
+
+
+class TransformerConv(Attends, torch_geometric.nn.TransformerConv):
+    """:class:`torch_geometric.nn.TransformerConv`, fused."""
+
+    fused_by = "attention, logits inside the kernel"
+
+    def forward(
+        self,
+        x: Any,
+        edge_index: Any,
+        edge_attr: Tensor | None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """See :class:`torch_geometric.nn.TransformerConv`."""
+        if (
+            not isinstance(return_attention_weights, bool)
+            and self.why_not_fused() is None
+        ):
+            out = self._fused(x, edge_index, edge_attr)
+            if out is not None:
+                return out
+        # PyG reads the next lines, by this class's name, to write its `propagate`.
+        # propagate_type: (query: Tensor, key:Tensor, value: Tensor,
+        #                  edge_attr: OptTensor)
+        return super().forward(x, edge_index, edge_attr, return_attention_weights)
+
+    def _fused(self, x: Any, edge_index: Any, edge_attr: Any) -> Tensor | None:
+        x_src, x_dst, num_dst, ok = sizes(self, x, None)
+        if not ok or x_dst is None or not pair_ok(x_src, x_dst):
+            return None
+        if (edge_attr is None) != (self.lin_edge is None):
+            return None  # an error of the caller's, or edge features as they are
+        if edge_attr is not None and not (
+            isinstance(edge_index, Tensor)
+            and edge_features(self.lin_edge, edge_attr, x_src, edge_index.size(-1))
+        ):
+            return None
+        adj = attention_graph(self, x_src, edge_index, num_dst)
+        if adj is None:
+            return None
+        out = self._attend(
+            adj,
+            Score("dot", scale=1 / math.sqrt(self.out_channels)),
+            Inputs(
+                self._by_head(self.lin_query, x_dst),
+                self._by_head(self.lin_key, x_src),
+                self._by_head(self.lin_value, x_src),
+                edge=None
+                if edge_attr is None
+                else self._by_head(self.lin_edge, edge_attr),
+            ),
+        )
+        if not self.root_weight:
+            return out
+        skip = dense.apply(self.lin_skip, x_dst)
+        if self.lin_beta is None:
+            return out + skip
+        beta = self.lin_beta(torch.cat([out, skip, out - skip], -1)).sigmoid()
+        mixed: Tensor = beta * skip + (1 - beta) * out
+        return mixed

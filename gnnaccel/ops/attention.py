@@ -1,0 +1,175 @@
+"""attention: neighbours added up by learnt shares, without a message per edge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import leaky_relu
+
+from gnnaccel.graph import Size
+from gnnaccel.kernels.attention import SCORES, Inputs, Score
+from gnnaccel.kernels.grouping import accumulator
+from gnnaccel.ops.adj import (
+    Adj,
+    check_device,
+    check_tensors,
+    hold,
+)
+from gnnaccel.ops.gather import gather, scatter
+from gnnaccel.ops.product import sddmm_held, spmm_sum
+from gnnaccel.ops.softmax import edge_softmax, softmax
+
+
+def attention(
+    adj: Any,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor | None = None,
+    *,
+    score: str = "dot",
+    att: Tensor | None = None,
+    edge: Tensor | None = None,
+    bias: Tensor | None = None,
+    keep: Tensor | None = None,
+    slope: float = 0.2,
+    scale: float | None = None,
+    size: Size = None,
+) -> Tensor:
+    """Attends from each node to its in-neighbours, in H heads of C columns.
+
+    The logit of an edge ``e`` from ``j`` to ``i``, in each head:
+
+    - ``"dot"``: ``scale <query[i], key[j] + edge[e]>``, as TransformerConv;
+    - ``"mlp"``: ``<att, lrelu(query[i] + key[j] + edge[e])>``, as GATv2Conv;
+    - ``"sum"``: ``lrelu(query[i] + key[j] + bias[e])``, as GATConv.
+
+    A softmax over the edges into each node turns logits into shares.
+
+    Args:
+        adj: What :meth:`gnnaccel.Graph.of` takes.
+        query: ``[num_dst, H, C]``; under ``"sum"`` ``[num_dst, H]``, or ``None`` for 0.
+        key: ``[num_src, H, C]``; under ``"sum"`` ``[num_src, H]``.
+        value: ``[num_src, H, C]``, what is added up; ``None``: the key, which is how
+            GATv2Conv attends.
+        score: ``"dot"``, ``"mlp"`` or ``"sum"``.
+        att: ``[H, C]``, for ``"mlp"``.
+        edge: ``[E, H, C]``, in input edge order, for ``"dot"`` and ``"mlp"``. Under
+            ``"dot"`` it is added to the values as well.
+        bias: ``[E, H]``, in input edge order, for ``"sum"``.
+        keep: ``[E, H]``, in input edge order: factors of the shares, such as a dropout
+            mask; no gradient.
+        slope: Negative slope of the leaky ReLU.
+        scale: Default: ``C ** -0.5``.
+        size: ``(num_src, num_dst)`` of a plain ``edge_index``; default: as many as
+            ``key`` and ``query`` have rows.
+
+    Returns:
+        ``[num_dst, H, C]``; 0 for a node without incoming edges. Half types are
+        computed in float32 and rounded once.
+
+    Raises:
+        TypeError: A tensor is none.
+        ValueError: A shape, dtype, device or ``score`` is wrong.
+        EdgeIndexError: An edge names a node that does not exist.
+    """
+    inputs = Inputs(query, key, value, att, edge, bias, keep)
+    check_tensors(**inputs._asdict())
+    if size is None and isinstance(adj, Tensor) and adj.layout == torch.strided:
+        size = (key.size(0), key.size(0) if query is None else query.size(0))
+    held = hold(adj, size, *inputs)
+    if score not in SCORES:
+        raise ValueError(f"Expected 'score' out of {list(SCORES)} (got {score!r})")
+    _check(held, score, inputs)
+    if scale is None:
+        scale = max(inputs.values.size(-1), 1) ** -0.5
+    return attend(held, Score(score, slope, scale), inputs)
+
+
+def _check(held: Adj, score: str, inputs: Inputs) -> None:
+    """Raises ``ValueError`` unless the tensors of ``inputs`` fit each other."""
+    if inputs.values.dim() != 3:
+        name = "key" if inputs.value is None else "value"
+        raise ValueError(
+            f"Expected '{name}' to have shape [num_src, H, C] (got "
+            f"{list(inputs.values.shape)})"
+        )
+    heads, columns = inputs.values.shape[1:]
+    edges = (
+        held.graph.num_edges if held.graph is not None else held.edge_index.size(1)  # type: ignore[union-attr]
+    )
+    of_node = (heads,) if score == "sum" else (heads, columns)
+    shapes: dict[str, tuple[int, ...] | None] = {
+        "query": (held.num_dst, *of_node),
+        "key": (held.num_src, *of_node),
+        "value": (held.num_src, heads, columns),
+        "att": (heads, columns) if score == "mlp" else None,
+        "edge": None if score == "sum" else (edges, heads, columns),
+        "bias": (edges, heads) if score == "sum" else None,
+        "keep": (edges, heads),
+    }
+    needed = {"sum": ("key", "value"), "mlp": ("query", "att"), "dot": ("query",)}
+    for name, tensor in inputs._asdict().items():
+        shape = shapes[name]
+        if tensor is None:
+            if name in needed[score]:
+                raise ValueError(f"score={score!r} needs '{name}' (got None)")
+            continue
+        if shape is None:
+            raise ValueError(f"score={score!r} takes no '{name}'")
+        if tuple(tensor.shape) != shape or tensor.dtype != inputs.key.dtype:
+            raise ValueError(
+                f"Expected '{name}' to have shape {list(shape)} and the dtype of "
+                f"'key', {inputs.key.dtype} (got {list(tensor.shape)}, {tensor.dtype})"
+            )
+        if not tensor.is_floating_point():
+            raise ValueError(f"Expected '{name}' to be floating (got {tensor.dtype})")
+        check_device(held, name, tensor)
+
+
+def attend(adj: Adj, score: Score, inputs: Inputs) -> Tensor:
+    """The computation behind :func:`attention`, unchecked."""
+    dtype = inputs.key.dtype
+    wide = accumulator(dtype)
+    if wide != dtype:
+        raised = [None if x is None else x.to(wide) for x in inputs]
+        return attend(adj, score, Inputs(*raised)).to(dtype)  # type: ignore[arg-type]
+    return compose(adj, score, inputs)
+
+
+def compose(adj: Adj, score: Score, inputs: Inputs) -> Tensor:
+    """The same out of other operators, which differentiate to any order."""
+    index = adj.edge_index if adj.graph is None else adj.graph.edge_index
+    assert index is not None
+    logits = _logits(adj, score, inputs, index)
+    if adj.graph is None:
+        shares = softmax(logits, index[1], adj.num_dst)
+    else:
+        shares = edge_softmax(adj.graph, logits)
+    if inputs.keep is not None:
+        shares = shares * inputs.keep
+    out = spmm_sum(adj, inputs.values, shares)
+    if inputs.edge is not None and score.kind == "dot":
+        out = out + scatter(inputs.edge * shares.unsqueeze(-1), index[1], adj.num_dst)
+    return out
+
+
+def _logits(adj: Adj, score: Score, inputs: Inputs, index: Tensor) -> Tensor:
+    """``[E, H]``, in input edge order."""
+    query, key = inputs.query, inputs.key
+    if score.kind == "dot":
+        assert query is not None
+        logits = sddmm_held(adj, query, key)
+        if inputs.edge is not None:
+            logits = logits + (gather(query, index[1]) * inputs.edge).sum(-1)
+        return logits * score.scale
+    inner = gather(key, index[0])
+    if query is not None:
+        inner = inner + gather(query, index[1])
+    if score.kind == "sum":
+        inner = inner if inputs.bias is None else inner + inputs.bias
+        return leaky_relu(inner, score.slope)
+    assert inputs.att is not None
+    inner = inner if inputs.edge is None else inner + inputs.edge
+    return (leaky_relu(inner, score.slope) * inputs.att).sum(-1)
