@@ -32,6 +32,7 @@ OPS = {
     "scatter, segment: sum, mean": "spmm_sum",
     "scatter, segment: max, min": "spmm_extreme",
     "edge_softmax, softmax": "softmax",
+    "attention": "attention",
     "Graph (sorting edges)": "group",
 }
 

@@ -90,4 +90,22 @@ struct SoftmaxArgs {
   double epsilon;  // added to the denominator
 };
 
+// Attention and its gradients: see kernels/attention.py for what is computed. Only f32
+// and f64; all contiguous. What stands per entry is in the caller's order, but for
+// `shares` and `pair`, which are in grouped order.
+struct AttentionArgs {
+  Grouping g;           // by destination
+  Grouping transposed;  // by source; backward only
+  const void* positions;  // where in g each entry of `transposed` stands
+  int score;            // 0 sum, 1 mlp, 2 dot
+  int64_t heads, features;
+  const void *query, *key, *value, *att, *edge, *bias, *keep;
+  double slope, scale, epsilon;
+  void* out;     // [rows, heads * features]; read in the backward pass, as are shares
+  void* shares;  // [entries, heads] or nullptr
+  const void* grad;  // [rows, heads * features]
+  void* pair;    // [entries, 2 * heads], scratch
+  void *g_query, *g_key, *g_value, *g_att, *g_edge, *g_bias;
+};
+
 }  // namespace gnnaccel

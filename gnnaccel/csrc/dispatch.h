@@ -13,6 +13,8 @@ struct Kernels {
   void (*spmm_select)(const SelectArgs&, Dtype);
   void (*sddmm)(const DotArgs&, Dtype);
   void (*softmax)(const SoftmaxArgs&, Dtype);
+  void (*attention)(const AttentionArgs&, Dtype);
+  void (*attention_backward)(const AttentionArgs&, Dtype);
   double (*read_rows)(const Grouping&, const float* x, int64_t features);
 };
 

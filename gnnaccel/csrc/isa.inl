@@ -25,6 +25,11 @@ namespace {
 //
 #include "tiles.inl"
 //
+#include "heads.inl"
+//
+#include "attention.inl"
+//
+#include "attention_backward.inl"
 #include "dot.inl"
 #include "extreme.inl"
 #include "softmax.inl"
@@ -40,6 +45,8 @@ extern const Kernels table = {GNNACCEL_STRING(GNNACCEL_ISA),
                               spmm_select,
                               sddmm,
                               softmax,
+                              attention,
+                              attention_backward,
                               read_rows};
 
 }  // namespace GNNACCEL_ISA

@@ -71,6 +71,51 @@ void bind_softmax(GROUPING_PARAMS, int dtype, Address z, Address grad, Address o
   kernels().softmax({GROUPING, at(z), at(grad), at(out), heads, epsilon}, Dtype(dtype));
 }
 
+void bind_attention(GROUPING_PARAMS, int dtype, int score, int64_t heads, int64_t features,
+                    Address query, Address key, Address value, Address att, Address edge,
+                    Address bias, Address keep, double slope, double scale, double epsilon,
+                    Address out, Address shares) {
+  nb::gil_scoped_release release;
+  AttentionArgs a{};
+  a.g = GROUPING;
+  a.score = score;
+  a.heads = heads;
+  a.features = features;
+  a.query = at(query);
+  a.key = at(key);
+  a.value = at(value);
+  a.att = at(att);
+  a.edge = at(edge);
+  a.bias = at(bias);
+  a.keep = at(keep);
+  a.slope = slope;
+  a.scale = scale;
+  a.epsilon = epsilon;
+  a.out = at(out);
+  a.shares = at(shares);
+  kernels().attention(a, Dtype(dtype));
+}
+
+void bind_attention_backward(GROUPING_PARAMS, Address t_ptr, Address t_col, Address t_perm,
+                             int64_t t_rows, int64_t t_entries, int64_t t_max_degree,
+                             bool t_wide, Address positions, int dtype, int score,
+                             int64_t heads, int64_t features, Address query, Address key,
+                             Address value, Address att, Address edge, Address bias,
+                             Address keep, double slope, double scale, Address out,
+                             Address shares, Address grad, Address pair, Address g_query,
+                             Address g_key, Address g_value, Address g_att, Address g_edge,
+                             Address g_bias) {
+  nb::gil_scoped_release release;
+  const AttentionArgs a{GROUPING,
+                        {at(t_ptr), at(t_col), at(t_perm), t_rows, t_entries, t_max_degree, t_wide},
+                        at(positions), score, heads, features,
+                        at(query), at(key), at(value), at(att), at(edge), at(bias), at(keep),
+                        slope, scale, 0.0,
+                        at(out), at(shares), at(grad), at(pair),
+                        at(g_query), at(g_key), at(g_value), at(g_att), at(g_edge), at(g_bias)};
+  kernels().attention_backward(a, Dtype(dtype));
+}
+
 double bind_read_rows(GROUPING_PARAMS, Address x, int64_t features) {
   nb::gil_scoped_release release;
   return kernels().read_rows(GROUPING, at<const float>(x), features);
@@ -165,6 +210,8 @@ NB_MODULE(_native, m) {
   m.def("spmm_select", &bind_spmm_select);
   m.def("sddmm", &bind_sddmm);
   m.def("softmax", &bind_softmax);
+  m.def("attention", &bind_attention);
+  m.def("attention_backward", &bind_attention_backward);
   m.def("read_rows", &bind_read_rows);
   m.def("plan_batch", &bind_plan_batch);
   m.def("fill_batch", &bind_fill_batch);

@@ -163,3 +163,55 @@ static inline Vec<acc_t<T>, N> rounded(const Vec<acc_t<T>, N>& v) {
     return load<N>(stored);
   }
 }
+
+// exp(x) for x <= 0, after Cephes' expf: x = n ln 2 + r, a polynomial for e^r and the
+// exponent bits for 2^n. Below the smallest normal float the result is 0. About 1 ulp.
+template <int N>
+static inline Vec<float, N> exp_nonpositive(const Vec<float, N>& x) {
+  const Vec<float, N> zero{}, magic = zero + 12582912.0f;  // 1.5 * 2^23 rounds to integers
+  const Vec<float, N> n = (x * 1.44269504088896341f + magic) - magic;
+  const Vec<float, N> r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  Vec<float, N> p = zero + 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const Vec<int32_t, N> bits = (__builtin_convertvector(n, Vec<int32_t, N>) + 127) << 23;
+  Vec<float, N> scale;
+  __builtin_memcpy(&scale, &bits, sizeof scale);
+  return (x < -87.0f) ? zero : p * scale;
+}
+
+static inline float exp_scalar(float x) { return __builtin_expf(x); }
+static inline double exp_scalar(double x) { return __builtin_exp(x); }
+
+// Replaces v[0, n) by exp(v - max(v)) and returns their sum. Up to the next whole
+// register v holds -inf, and then 0.
+template <class A>
+static inline A exponentials_padded(A* v, int64_t n, A* top) {
+  constexpr int L = kLanes<A>;
+  Vec<A, L> tops = load<L>(v);
+  for (int64_t k = L; k < n; k += L) {
+    const Vec<A, L> x = load<L>(v + k);
+    tops = (x > tops) ? x : tops;
+  }
+  A most = tops[0];
+  for (int k = 1; k < L; ++k) most = tops[k] > most ? tops[k] : most;
+  *top = most;
+  A sum = 0;
+  if constexpr (std::is_same_v<A, float>) {
+    Vec<float, L> sums{};
+    for (int64_t k = 0; k < n; k += L) {
+      const Vec<float, L> y = exp_nonpositive<L>(load<L>(v + k) - most);
+      store<L>(v + k, y);
+      sums += y;
+    }
+    sum = horizontal_sum<L, float>(sums);
+  } else {
+    for (int64_t k = 0; k < n; ++k) sum += v[k] = exp_scalar(v[k] - most);
+    for (int64_t k = n; k % L != 0; ++k) v[k] = 0;
+  }
+  return sum;
+}

@@ -1,28 +1,5 @@
 // Softmax over the entries of each row, and its gradient.
 
-// exp(x) for x <= 0, after Cephes' expf: x = n ln 2 + r, a polynomial for e^r and the
-// exponent bits for 2^n. Below the smallest normal float the result is 0. About 1 ulp.
-template <int N>
-static inline Vec<float, N> exp_nonpositive(const Vec<float, N>& x) {
-  const Vec<float, N> zero{}, magic = zero + 12582912.0f;  // 1.5 * 2^23 rounds to integers
-  const Vec<float, N> n = (x * 1.44269504088896341f + magic) - magic;
-  const Vec<float, N> r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-  Vec<float, N> p = zero + 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const Vec<int32_t, N> bits = (__builtin_convertvector(n, Vec<int32_t, N>) + 127) << 23;
-  Vec<float, N> scale;
-  __builtin_memcpy(&scale, &bits, sizeof scale);
-  return (x < -87.0f) ? zero : p * scale;
-}
-
-static inline float exp_scalar(float x) { return __builtin_expf(x); }
-static inline double exp_scalar(double x) { return __builtin_exp(x); }
-
 // Replaces v[0, n) by exp(v - max(v)) and returns their sum.
 template <class A>
 static inline A exponentials(A* v, int64_t n) {

@@ -147,7 +147,8 @@ struct Ranges {
 
 // Runs op over all rows. op.rows(ranges, r0, r1, partial) reduces ranges [r0, r1), into
 // rows of `partial` ([range, op.kScratchRows, columns]) when they are slices; then
-// op.merge(row, partial, count) combines the slices of a hub in order.
+// op.merge(row, partial, count) combines the slices of a hub in order. Where there is an
+// op.merged(partial), it is called for every hub after that, one hub after the other.
 template <class T, class I, class Op>
 static inline void reduce_rows(const Grouping& g, int64_t columns, const Op& op) {
   using A = acc_t<T>;
@@ -189,6 +190,11 @@ static inline void reduce_rows(const Grouping& g, int64_t columns, const Op& op)
     if (slices[k] == 0) return;
     op.merge(int64_t(hub[k]), partial + k * Op::kScratchRows * columns, int64_t(slices[k]));
   });
+  if constexpr (requires { op.merged(partial); }) {
+    for (int64_t k = 0; k < n; ++k) {
+      if (slices[k] != 0) op.merged(partial + k * Op::kScratchRows * columns);
+    }
+  }
   std::free(begin);
   std::free(partial);
 }

@@ -11,6 +11,28 @@ from torch import Tensor
 
 from gnnaccel.kernels import library, memory
 from gnnaccel.kernels.grouping import Grouping, accumulator, index_dtype
+from gnnaccel.kernels.native_attention import attention, attention_backward
+
+__all__ = [
+    "attention",
+    "attention_backward",
+    "available",
+    "gather_rows",
+    "group",
+    "isa",
+    "read_rows",
+    "reason",
+    "sddmm",
+    "serves",
+    "softmax",
+    "softmax_backward",
+    "spmm_extreme",
+    "spmm_select",
+    "spmm_sum",
+    "threads",
+    "transpose",
+    "use_isa",
+]
 
 _DTYPES = {
     torch.float32: 0,

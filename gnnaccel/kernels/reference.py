@@ -8,7 +8,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gnnaccel.kernels.attention import attention, attention_backward
 from gnnaccel.kernels.grouping import Grouping, accumulator, index_dtype
+
+__all__ = [
+    "attention",
+    "attention_backward",
+    "group",
+    "reason",
+    "sddmm",
+    "serves",
+    "softmax",
+    "softmax_backward",
+    "spmm_extreme",
+    "spmm_select",
+    "spmm_sum",
+    "transpose",
+]
 
 
 def reason() -> str | None:

@@ -14,6 +14,8 @@ from torch import Tensor
 from gnnaccel.kernels import reference
 from gnnaccel.kernels.grouping import Grouping, accumulator
 from gnnaccel.kernels.reference import (
+    attention,
+    attention_backward,
     group,
     sddmm,
     softmax,
@@ -24,6 +26,8 @@ from gnnaccel.kernels.reference import (
 )
 
 __all__ = [
+    "attention",
+    "attention_backward",
     "group",
     "reason",
     "sddmm",

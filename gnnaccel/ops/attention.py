@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from gnnaccel.graph import Size
+from gnnaccel import kernels
+from gnnaccel.graph import Graph, Size
+from gnnaccel.kernels import transforming
 from gnnaccel.kernels.attention import SCORES, Inputs, Score
 from gnnaccel.kernels.grouping import accumulator
-from gnnaccel.ops.adj import (
-    Adj,
-    check_device,
-    check_tensors,
-    hold,
-)
+from gnnaccel.ops.adj import Adj, check_device, check_tensors, hold, wants_grad
+from gnnaccel.ops.function import Function
 from gnnaccel.ops.gather import gather, scatter
 from gnnaccel.ops.product import sddmm_held, spmm_sum
 from gnnaccel.ops.softmax import edge_softmax, softmax
@@ -135,7 +133,93 @@ def attend(adj: Adj, score: Score, inputs: Inputs) -> Tensor:
     if wide != dtype:
         raised = [None if x is None else x.to(wide) for x in inputs]
         return attend(adj, score, Inputs(*raised)).to(dtype)  # type: ignore[arg-type]
-    return compose(adj, score, inputs)
+    if adj.graph is None or transforming(inputs.key) or inputs.values.numel() == 0:
+        return compose(adj, score, inputs)
+    out: Tensor
+    if wants_grad(*inputs):
+        out, _ = _Attention.apply(*inputs, adj.graph, score)
+        return out
+    backend = kernels.pick_for(inputs.key)
+    out, _ = backend.attention(adj.graph.rows, score, inputs, False)
+    return out
+
+
+class _Attention(Function):
+    @staticmethod
+    def forward(*args: Any) -> Any:
+        *tensors, graph, score = args
+        inputs = Inputs(*tensors)
+        backend = kernels.pick_for(inputs.key)
+        return backend.attention(graph.rows, score, inputs, True)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        *tensors, ctx.graph, ctx.score = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
+        *tensors, out, shares = ctx.saved_tensors
+        if grad is None:
+            return (None,) * (len(tensors) + 2)
+        inputs, graph = Inputs(*tensors), ctx.graph
+        wanted = ctx.needs_input_grad[: len(tensors)]
+        # Derivatives of derivatives are asked for, or a batch of gradients.
+        if torch.is_grad_enabled() or transforming(grad):
+            return *_differentiable(graph, ctx.score, inputs, grad, wanted), None, None
+        backend = kernels.pick_for(inputs.key)
+        grads = backend.attention_backward(
+            graph.rows,
+            graph.t.rows,
+            _positions(graph),
+            ctx.score,
+            inputs,
+            out,
+            shares,
+            grad,
+        )
+        return (
+            *(g if w else None for g, w in zip(grads, wanted, strict=True)),
+            None,
+            None,
+        )
+
+
+def _differentiable(
+    graph: Graph,
+    score: Score,
+    inputs: Inputs,
+    grad: Tensor,
+    wanted: tuple[bool, ...],
+) -> list[Tensor | None]:
+    """The gradients of :func:`compose`, which have gradients themselves."""
+    adj = Adj(graph, None, graph.num_src, graph.num_dst)
+    create = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views: one tensor may be two inputs, each with a gradient of its own.
+        own = [None if x is None else x.view_as(x) for x in inputs]
+        out = compose(adj, score, Inputs(*own))  # type: ignore[arg-type]
+    sources = [x for x, w in zip(own, wanted, strict=True) if w and x is not None]
+    found = iter(
+        torch.autograd.grad(out, sources, grad, create_graph=create, allow_unused=True)
+    )
+    return [next(found) if w else None for w in wanted]
+
+
+def _positions(graph: Graph) -> Tensor | None:
+    """Where each edge in the order by source stands in the order by destination."""
+    by_dst, by_src = graph.rows.perm, graph.t.rows.perm
+    if by_dst is None:
+        return by_src
+
+    def build() -> Tensor:
+        order = torch.arange(graph.num_edges, dtype=by_dst.dtype, device=by_dst.device)
+        place = torch.empty_like(by_dst).index_copy_(0, by_dst.long(), order)
+        return place if by_src is None else place.index_select(0, by_src)
+
+    return graph.derived("positions", build)
 
 
 def compose(adj: Adj, score: Score, inputs: Inputs) -> Tensor:
