@@ -199,6 +199,7 @@ def compare(
     dtype: torch.dtype = torch.float64,
     *,
     absolute: bool = True,
+    floor: float = 0.0,
     slack: float = 1.0,
 ) -> dict[str, Tensor]:
     """Asserts that outputs and gradients of two functions of ``args`` agree.
@@ -212,6 +213,8 @@ def compare(
         dtype: Precision of ``ours``.
         absolute: The terms' magnitude is the oracle on absolute values (true for sums
             and means); else the largest value of each result.
+        floor: Then, at least this much of the largest value of any result: gradients
+            through a softmax may cancel to nothing.
         slack: See :func:`assert_near`.
 
     Returns:
@@ -228,12 +231,22 @@ def compare(
         if absolute:
             positive = fresh(_map(high, torch.abs), torch.float64)
             magnitudes = results(oracle, positive, grad=grad.double().abs())
+    if floor:
+        tops = {key: _top(x) for key, x in expected.items()}
+        for key, x in expected.items():
+            top = max(tops[key], floor * max(tops.values()))
+            magnitudes[key] = x.new_full(x.shape, top)
     actual = results(ours, low, grad=grad)
     assert actual["out"].dtype == dtype
     assert actual.keys() == expected.keys()
     for key, value in actual.items():
         assert_near(value, expected[key], magnitudes.get(key), slack=slack, name=key)
     return actual
+
+
+def _top(x: Tensor) -> float:
+    finite = x.detach()[x.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 def compare_gradient_layouts(

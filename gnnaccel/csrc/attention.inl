@@ -45,8 +45,7 @@ struct Attention {
   // A slice leaves the largest logit and the sum of exponentials of every head, then
   // its weighted sum.
   const int64_t width = columns + 2 * heads;
-  // Entries of the longest range, in whole registers.
-  const int64_t longest = rounded_up(a.g.max_degree < kSlice ? a.g.max_degree : kSlice);
+  const int64_t longest = a.g.max_degree < kSlice ? a.g.max_degree : kSlice;
   mutable bool failed = false;
 
   static constexpr int64_t kScratchRows = 1;
@@ -54,20 +53,25 @@ struct Attention {
     return (n + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
   }
 
-  // z[h * longest + k] = logit of entry e0 + k in head h, before the leaky ReLU of `sum`.
+  // z[h * m + k] = logit of entry e0 + k in head h, before the leaky ReLU of `sum`, where
+  // m is n in whole registers: short rows stay close together in the cache.
   void logits(int64_t i, int64_t e0, int64_t n, T* z) const {
+    const int64_t m = rounded_up(n);
     const T* q = v.query + i * (S == Score::sum ? heads : columns);
     for (int64_t k = 0; k < n; ++k) {
       const int64_t e = e0 + k, j = at(v.col, e);
       v.template prefetch_far<S>(e, heads, columns);
       if constexpr (S == Score::sum) {
         const T* key = v.key + j * heads;
-        const T* bias = v.bias == nullptr ? nullptr : v.bias + at(v.perm, e) * heads;
-        for (int64_t h = 0; h < heads; ++h) {
-          T u = key[h];
-          if (v.query != nullptr) u += q[h];
-          if (bias != nullptr) u += bias[h];
-          z[h * longest + k] = u;
+        // One loop per term: in a common one the compiler masks the loads of what is
+        // not there, and a masked load from a null pointer takes a fault's time.
+        for (int64_t h = 0; h < heads; ++h) z[h * m + k] = key[h];
+        if (v.query != nullptr) {
+          for (int64_t h = 0; h < heads; ++h) z[h * m + k] += q[h];
+        }
+        if (v.bias != nullptr) {
+          const T* bias = v.bias + at(v.perm, e) * heads;
+          for (int64_t h = 0; h < heads; ++h) z[h * m + k] += bias[h];
         }
       } else {
         const T* key = v.key + j * columns;
@@ -84,7 +88,7 @@ struct Attention {
               return load<N>(q + o) * u;
             }
           });
-          z[h * longest + k] = S == Score::dot ? s * v.scale : s;
+          z[h * m + k] = S == Score::dot ? s * v.scale : s;
         }
       }
     }
@@ -98,40 +102,44 @@ struct Attention {
       return;
     }
     logits(i, e0, n, z);
+    const int64_t m = rounded_up(n);
     for (int64_t h = 0; h < heads; ++h) {
-      const T *u = z + h * longest;
-      T* y = p + h * longest;
-      if constexpr (S == Score::sum) {
-        for (int64_t k = 0; k < n; ++k) y[k] = u[k] > 0 ? u[k] : u[k] * v.slope;
-      } else {
-        for (int64_t k = 0; k < n; ++k) y[k] = u[k];
+      T *u = z + h * m, *y = p + h * m;
+      // By registers throughout: branches on the sign of a logit are not predictable.
+      constexpr int L = kLanes<T>;
+      for (int64_t k = 0; k < m; k += L) {
+        const Vec<T, L> x = load<L>(u + k);
+        if constexpr (S == Score::sum) store<L>(y + k, leaky<L, T>(x, v.slope));
+        else store<L>(y + k, x);
       }
-      const int64_t whole = rounded_up(n);
-      for (int64_t k = n; k < whole; ++k) y[k] = -T(__builtin_inf());
+      for (int64_t k = n; k < m; ++k) y[k] = -T(__builtin_inf());
       T top;
       const T total = exponentials_padded<T>(y, n, &top);
+      T share = 1;
       if (partial != nullptr) {
         partial[h] = top;
         partial[heads + h] = total;
       } else {
-        const T share = T(1) / (total + T(a.epsilon));
-        for (int64_t k = 0; k < whole; ++k) y[k] *= share;
+        share = T(1) / (total + T(a.epsilon));
+      }
+      const Vec<T, L> zero{};
+      for (int64_t k = 0; k < m; k += L) {
+        const Vec<T, L> x = load<L>(y + k) * share;
+        store<L>(y + k, x);
+        // Its sign tells the backward pass on which side the leaky ReLU was.
+        if constexpr (S == Score::sum) store<L>(u + k, (load<L>(u + k) > zero) ? x : -x);
       }
     }
     if (T* shares = static_cast<T*>(a.shares); shares != nullptr) {
+      const T* plane = S == Score::sum ? z : p;
       for (int64_t k = 0; k < n; ++k) {
-        for (int64_t h = 0; h < heads; ++h) {
-          const T y = p[h * longest + k];
-          // The sign tells the backward pass on which side the leaky ReLU was.
-          const bool negative = S == Score::sum && !(z[h * longest + k] > 0);
-          shares[(e0 + k) * heads + h] = negative ? -y : y;
-        }
+        for (int64_t h = 0; h < heads; ++h) shares[(e0 + k) * heads + h] = plane[h * m + k];
       }
     }
     if (v.keep != nullptr) {
       for (int64_t k = 0; k < n; ++k) {
         const T* keep = v.keep + at(v.perm, e0 + k) * heads;
-        for (int64_t h = 0; h < heads; ++h) p[h * longest + k] *= keep[h];
+        for (int64_t h = 0; h < heads; ++h) p[h * m + k] *= keep[h];
       }
     }
     hs.groups([&]<int K>(int64_t s) {
@@ -142,24 +150,25 @@ struct Attention {
         const T* edge = S != Score::dot || v.edge == nullptr
                             ? nullptr
                             : v.edge + at(v.perm, e0 + k) * columns;
-        for (int m = 0; m < K; ++m) {
-          Vec<T, N> x = load<N>(row + g.offset[m]);
-          if (edge != nullptr) x += load<N>(edge + g.offset[m]);
-          acc[m] += p[g.head[m] * longest + k] * x;
+        for (int r = 0; r < K; ++r) {
+          Vec<T, N> x = load<N>(row + g.offset[r]);
+          if (edge != nullptr) x += load<N>(edge + g.offset[r]);
+          acc[r] += p[g.head[r] * m + k] * x;
         }
       }
-      for (int m = 0; m < K; ++m) store<N>(out + g.offset[m], acc[m]);
+      for (int r = 0; r < K; ++r) store<N>(out + g.offset[r], acc[r]);
     });
   }
 
   void rows(const Ranges<I>& ranges, int64_t r0, int64_t r1, T* partial) const {
-    const Scratch scratch(2 * heads * longest * int64_t(sizeof(T)) + 1, &failed);
+    const int64_t plane = heads * rounded_up(longest);
+    const Scratch scratch(2 * plane * int64_t(sizeof(T)) + 1, &failed);
     if (scratch.data == nullptr) return;
     T* const z = static_cast<T*>(scratch.data);
     for (int64_t r = r0; r < r1; ++r) {
       if (ranges.skip(r)) continue;
       range(ranges.row(r), ranges.begin[r], int64_t(ranges.end[r]) - int64_t(ranges.begin[r]),
-            z, z + heads * longest, partial == nullptr ? nullptr : partial + r * width);
+            z, z + plane, partial == nullptr ? nullptr : partial + r * width);
     }
   }
 

@@ -27,38 +27,44 @@ struct AttentionToRows {
     for (int64_t h = 0; h < heads; ++h) {
       mean[h] = hs.sum(h, [&](int64_t o) -> Vec<T, N> { return load<N>(grad + o) * load<N>(out + o); });
     }
+    const T sides[2] = {T(1), v.slope};
     for (int64_t e = e0; e < e1; ++e) {
       v.template prefetch_far<S>(e, heads, columns);
       const T* row = v.value + at(v.col, e) * columns;
       const T* edge = S != Score::dot || v.edge == nullptr
                           ? nullptr
                           : v.edge + at(v.perm, e) * columns;
-      const T* keep = v.keep == nullptr ? nullptr : v.keep + at(v.perm, e) * heads;
-      T* both = pair + e * 2 * heads;
+      T *kept = pair + e * 2 * heads, *d = kept + heads;
       for (int64_t h = 0; h < heads; ++h) {
-        T of_share = hs.sum(h, [&](int64_t o) -> Vec<T, N> {
+        d[h] = hs.sum(h, [&](int64_t o) -> Vec<T, N> {
           Vec<T, N> x = load<N>(row + o);
           if (edge != nullptr) x += load<N>(edge + o);
           return load<N>(grad + o) * x;
         });
-        const T stored = shares[e * heads + h];
-        const bool negative = S == Score::sum && __builtin_signbit(stored);
-        const T share = negative ? -stored : stored;
-        T kept = share;
-        if (keep != nullptr) {
-          of_share *= keep[h];
-          kept *= keep[h];
-        }
-        T d = share * (of_share - mean[h]);
+      }
+      // No loop reads or writes what may not be there: see the logits.
+      const T *stored = shares + e * heads, *keep = nullptr;
+      if (v.keep != nullptr) {
+        keep = v.keep + at(v.perm, e) * heads;
+        for (int64_t h = 0; h < heads; ++h) d[h] *= keep[h];
+      }
+      for (int64_t h = 0; h < heads; ++h) {
+        const T share = S == Score::sum ? __builtin_fabs(stored[h]) : stored[h];
+        kept[h] = share;
+        d[h] = share * (d[h] - mean[h]);
+        if constexpr (S == Score::dot) d[h] *= v.scale;
         if constexpr (S == Score::sum) {
-          if (negative) d *= v.slope;
-          gq[h] += d;
-          if (g_bias != nullptr) g_bias[at(v.perm, e) * heads + h] = d;
-        } else if constexpr (S == Score::dot) {
-          d *= v.scale;
+          // No branch: the sign is not predictable.
+          d[h] *= sides[__builtin_signbit(stored[h]) != 0];
+          gq[h] += d[h];
         }
-        both[h] = kept;
-        both[heads + h] = d;
+      }
+      if (keep != nullptr) {
+        for (int64_t h = 0; h < heads; ++h) kept[h] *= keep[h];
+      }
+      if (S == Score::sum && g_bias != nullptr) {
+        T* of_bias = g_bias + at(v.perm, e) * heads;
+        for (int64_t h = 0; h < heads; ++h) of_bias[h] = d[h];
       }
     }
   }

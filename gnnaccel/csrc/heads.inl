@@ -27,9 +27,12 @@ struct Heads {
   template <class F>
   T sum(int64_t h, F&& term) const {
     Vec<T, N> total{};
-    for (int64_t r = 0; r + 1 < each; ++r) total += term(offset(h, r));
-    const Vec<T, N> last = term(offset(h, each - 1)), zero{};
-    total += (fresh > zero) ? last : zero;
+    const int64_t whole = features / N, end = h * features + whole * N;
+    for (int64_t o = h * features; o < end; o += N) total += term(o);
+    if (whole < each) {
+      const Vec<T, N> last = term(offset(h, whole)), zero{};
+      total += (fresh > zero) ? last : zero;
+    }
     return horizontal_sum<N, T>(total);
   }
 

@@ -157,9 +157,10 @@ def attention_backward(
     elif score.kind == "mlp":
         assert x.att is not None
         inner = _inner(x)
-        slope = torch.where(inner > 0, 1.0, score.slope).to(inner.dtype)
-        of_key = of_query = of_logit.unsqueeze(-1) * x.att * slope
-        of_att = (of_logit.unsqueeze(-1) * inner * slope).sum(0)
+        flat = of_logit.unsqueeze(-1).expand_as(inner)
+        flat = torch.where(inner > 0, flat, score.slope * flat)
+        of_key = of_query = flat * x.att
+        of_att = (flat * inner).sum(0)
         of_edge = None if inputs.edge is None else _to_caller(g, of_query)
     else:
         assert x.query is not None

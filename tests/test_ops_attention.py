@@ -1,0 +1,339 @@
+"""ops.attention against its formula, written with PyG's own softmax and scatter."""
+
+import pytest
+import torch
+from graphs import ALL, BIPARTITE, SQUARE, random_edges
+from oracles import DTYPES, compare, compare_gradient_layouts
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.functional import leaky_relu
+from torch_geometric.utils import scatter
+from torch_geometric.utils import softmax as pyg_softmax
+
+import gnnaccel.graph
+from gnnaccel import Graph, ops
+from gnnaccel.kernels import native, reference
+
+SCORES = ("sum", "mlp", "dot")
+# With and without what may be left out.
+FULL, BARE = True, False
+
+
+def _tensors(case, score, heads=2, width=5, full=FULL):
+    """Named float64 leaves for one call."""
+    of_node = (heads,) if score == "sum" else (heads, width)
+    shapes = {
+        "query": (case.num_dst, *of_node),
+        "key": (case.num_src, *of_node),
+        "value": (case.num_src, heads, width),
+    }
+    if score == "mlp":
+        shapes["att"] = (heads, width)
+    if full:
+        if score == "sum":
+            shapes["bias"] = (case.num_edges, heads)
+        else:
+            shapes["edge"] = (case.num_edges, heads, width)
+    elif score == "sum":
+        del shapes["query"]
+    elif score == "mlp":
+        del shapes["value"]
+    found = {
+        name: torch.randn(shape, dtype=torch.float64).requires_grad_()
+        for name, shape in shapes.items()
+    }
+    if full:
+        keep = torch.rand(case.num_edges, heads) < 0.7
+        found["keep"] = keep.double() / 0.7
+    return found
+
+
+def _oracle(case, score, slope, x):
+    src, dst = case.edge_index.long()
+    query, key = x.get("query"), x["key"][src]
+    value = x["value"][src] if "value" in x else key
+    edge = x.get("edge", 0)
+    if score == "dot":
+        logits = (query[dst] * (key + edge)).sum(-1) / key.size(-1) ** 0.5
+        value = value + edge
+    elif score == "mlp":
+        inner = leaky_relu(query[dst] + key + edge, slope)
+        logits = (x["att"] * inner).sum(-1)
+    else:
+        inner = key if query is None else key + query[dst]
+        logits = leaky_relu(inner + x.get("bias", 0), slope)
+    shares = pyg_softmax(logits, dst, num_nodes=case.num_dst) * x.get("keep", 1)
+    return scatter(shares.unsqueeze(-1) * value, dst, 0, case.num_dst)
+
+
+def _ours(graph, score, slope, x):
+    rest = {k: v for k, v in x.items() if k not in ("query", "key", "value")}
+    return ops.attention(
+        graph,
+        x.get("query"),
+        x["key"],
+        x.get("value"),
+        score=score,
+        slope=slope,
+        **rest,
+    )
+
+
+def _functions(case, score, tensors, graph=None, slope=0.2):
+    graph = Graph.of(case.edge_index, size=case.size) if graph is None else graph
+    names = list(tensors)
+
+    def named(values):
+        return dict(zip(names, values, strict=True))
+
+    return (
+        lambda *values: _ours(graph, score, slope, named(values)),
+        lambda *values: _oracle(case, score, slope, named(values)),
+    )
+
+
+def _compare(
+    case,
+    score,
+    dtype=torch.float64,
+    full=FULL,
+    graph=None,
+    slope=0.2,
+    slack=None,
+    **sizes,
+):
+    tensors = _tensors(case, score, full=full, **sizes)
+    ours, oracle = _functions(case, score, tensors, graph, slope)
+    slack = slack or {torch.float64: 20, torch.float32: 10}.get(dtype, 4)
+    compare(
+        ours,
+        oracle,
+        tuple(tensors.values()),
+        dtype,
+        absolute=False,
+        floor=1 / 64,
+        slack=slack,
+    )
+
+
+@pytest.mark.parametrize("full", [FULL, BARE])
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("name", ALL)
+def test_every_graph(backend, name, score, full):
+    if "hub" in name and backend != "native":
+        pytest.skip("its slices are the compiled kernels'")
+    _compare(ALL[name], score, full=full)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("score", SCORES)
+def test_every_dtype(backend, score, dtype):
+    _compare(BIPARTITE["wide"], score, dtype)
+
+
+@pytest.mark.parametrize("slope", [0.0, 1.0, -0.5, 3.0])
+@pytest.mark.parametrize("score", ["sum", "mlp"])
+def test_every_slope(backend, score, slope):
+    _compare(SQUARE["double_loops"], score, slope=slope)
+
+
+@pytest.fixture(params=["baseline", "avx2", "avx512"])
+def isa(request):
+    if not native.available():
+        pytest.skip(str(native.reason()))
+    before = native.isa()
+    try:
+        native.use_isa(request.param)
+    except ValueError as error:
+        pytest.skip(str(error))
+    yield
+    native.use_isa(before)
+
+
+@pytest.mark.parametrize("index", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("width", [1, 3, 4, 7, 8, 9, 16, 17, 65])
+@pytest.mark.parametrize("score", SCORES)
+def test_every_form_of_the_kernels(isa, monkeypatch, score, width, dtype, index):
+    """Each instruction set, register width and index width; 1, 3 and 5 heads."""
+    if index == "int64":
+        for module in (gnnaccel.graph, native, reference):
+            monkeypatch.setattr(module, "index_dtype", lambda *sizes: torch.int64)
+    case = BIPARTITE["wide"]
+    graph = Graph.from_edge_index(case.edge_index, size=case.size)
+    assert graph.index_dtype == getattr(torch, index)
+    for heads in (1, 3, 5):
+        _compare(case, score, dtype, graph=graph, heads=heads, width=width)
+        _compare(case, score, dtype, full=BARE, graph=graph, heads=heads, width=width)
+
+
+@pytest.mark.parametrize("name", ["hub", "hub_source"])
+@pytest.mark.parametrize("score", SCORES)
+def test_a_hub_is_cut_into_slices(isa, score, name):
+    for full in (FULL, BARE):
+        _compare(ALL[name], score, full=full, heads=3, width=17)
+        # Twenty thousand roundings in one sum of either sign.
+        _compare(ALL[name], score, torch.float32, full, heads=3, width=17, slack=100)
+
+
+@pytest.mark.parametrize("full", [FULL, BARE])
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("name", ["double_loops", "wide", "isolated"])
+def test_derivatives(backend, name, score, full):
+    tensors = _tensors(ALL[name], score, 2, 2, full)
+    ours, _ = _functions(ALL[name], score, tensors)
+    assert gradcheck(ours, tuple(tensors.values()))
+    assert gradgradcheck(ours, tuple(tensors.values()))
+
+
+def test_one_tensor_may_be_query_and_key():
+    """Its gradient, and the gradient of that, add up those of both parts."""
+    graph = Graph.of(SQUARE["loops"].edge_index, size=5)
+    x = torch.randn(5, 2, 3, dtype=torch.float64, requires_grad=True)
+    att = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+
+    def function(x, att):
+        return ops.attention(graph, x, x, score="mlp", att=att)
+
+    assert gradcheck(function, (x, att))
+    assert gradgradcheck(function, (x, att))
+    assert gradgradcheck(lambda x: ops.attention(graph, x, x, x), (x,))
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_layouts_of_the_incoming_gradient(backend, score):
+    case = SQUARE["unsorted"]
+    tensors = _tensors(case, score)
+    ours, oracle = _functions(case, score, tensors)
+    compare_gradient_layouts(ours, oracle, tuple(tensors.values()))
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_layouts_of_the_inputs(backend, score):
+    case = SQUARE["unsorted"]
+    tensors = _tensors(case, score)
+    strided = tuple(
+        x.detach().repeat_interleave(2, 0)[::2].requires_grad_(x.requires_grad)
+        for x in tensors.values()
+    )
+    ours, oracle = _functions(case, score, tensors)
+    compare(ours, oracle, strided, absolute=False, floor=1 / 64, slack=20)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_any_input_may_be_the_only_one_to_learn(backend, score):
+    case = BIPARTITE["padded"]
+    for name in _tensors(case, score):
+        if name == "keep":
+            continue
+        tensors = {
+            k: v.detach().requires_grad_(k == name)
+            for k, v in _tensors(case, score).items()
+        }
+        ours, oracle = _functions(case, score, tensors)
+        found = compare(
+            ours,
+            oracle,
+            tuple(tensors.values()),
+            absolute=False,
+            floor=1 / 64,
+            slack=20,
+        )
+        assert len(found) == 2
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_poisoned_memory(backend, poisoned, score):
+    for name, case in ALL.items():
+        if "hub" not in name:
+            fresh = case._replace(edge_index=case.edge_index.clone())
+            _compare(fresh, score)
+            _compare(fresh, score, full=BARE)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_two_runs_are_bit_equal(score):
+    case = SQUARE["hub"]
+    tensors = {
+        k: v.detach().float() for k, v in _tensors(case, score, width=17).items()
+    }
+    runs = []
+    for _ in range(2):
+        leaves = {k: v.clone().requires_grad_(k != "keep") for k, v in tensors.items()}
+        out = _ours(Graph.of(case.edge_index, case.size), score, 0.2, leaves)
+        out.square().sum().backward()
+        runs.append([out, *(v.grad for k, v in leaves.items() if k != "keep")])
+    for first, second in zip(*runs, strict=True):
+        assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_every_number_of_threads(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        edges = random_edges(300, 300, 9000)
+        case = SQUARE["hub"]._replace(edge_index=edges, num_src=300, num_dst=300)
+        for score in SCORES:
+            _compare(case, score, width=16)
+            _compare(SQUARE["hub"], score, width=16)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("special", [float("inf"), -float("inf"), float("nan")])
+@pytest.mark.parametrize("score", SCORES)
+def test_special_values_stay_where_they_are_reached(backend, score, special):
+    case = SQUARE["unsorted"]
+    tensors = {k: v.detach() for k, v in _tensors(case, score, full=BARE).items()}
+    tensors["key"][4] = special
+    ours, oracle = _functions(case, score, tensors)
+    compare(
+        ours, oracle, tuple(tensors.values()), absolute=False, floor=1 / 64, slack=20
+    )
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_compiles_whole(score):
+    case = SQUARE["double_loops"]
+    tensors = _tensors(case, score)
+    names = list(tensors)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def function(edge_index, *values):
+        x = dict(zip(names, values, strict=True))
+        return _ours(edge_index, score, 0.2, x | {"keep": x["keep"]})
+
+    _, oracle = _functions(case, score, tensors)
+    compare(
+        lambda *values: function(case.edge_index, *values),
+        oracle,
+        tuple(tensors.values()),
+        absolute=False,
+        floor=1 / 64,
+        slack=20,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"score": "cosine"}, "cosine"),
+        ({"query": None}, "needs 'query'"),
+        ({"value": torch.randn(9, 2)}, r"\[9, 2\]"),
+        ({"value": torch.randn(8, 2, 3)}, r"\[8, 2, 3\]"),
+        ({"query": torch.randn(4, 2, 4)}, r"\[4, 2, 4\]"),
+        ({"query": torch.randn(4, 2, 3).double()}, "float64"),
+        ({"keep": torch.randn(29, 2)}, r"\[29, 2\]"),
+        ({"bias": torch.randn(30, 2)}, "takes no 'bias'"),
+        ({"score": "mlp"}, "needs 'att'"),
+        ({"query": torch.randn(4, 2, 3).to("meta")}, "meta"),
+    ],
+)
+def test_bad_arguments_name_the_value(change, message):
+    case = BIPARTITE["wide"]
+    graph = Graph.of(case.edge_index, case.size)
+    given = {"query": torch.randn(4, 2, 3), "key": torch.randn(9, 2, 3)} | change
+    with pytest.raises(ValueError, match=message):
+        ops.attention(graph, **given)
+    with pytest.raises(TypeError, match="'value'"):
+        ops.attention(graph, given["query"], given["key"], [1.0])
