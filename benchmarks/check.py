@@ -54,7 +54,8 @@ def difference(
         expected: The right ones.
         dtype: That of the computation.
         beside: Those of PyG, if ``expected`` is not PyG's: nobody has to be nearer to
-            it than ten times as far as PyG is: one near tie, decided the other way, is that.
+            it than ten times as far as PyG is, as one near tie that falls the other way
+            may be.
     """
     if actual.keys() != expected.keys():
         return f"gives {sorted(actual)}, expected {sorted(expected)}"

@@ -23,7 +23,7 @@ from gnnaccel.ops.gather import scatter
 class Attends(Fused):
     """Mixed into an attention layer of PyG's, before it in the list of bases."""
 
-    _node_dim = 0
+    _node_dims = (0,)
     concat: bool
     dropout: float
     heads: int

@@ -62,8 +62,8 @@ class Fused(StandIn):
     aggr_module: torch.nn.Module
     #: What computes the layer on the fused path, for people.
     fused_by: ClassVar[str]
-    #: The only ``node_dim`` that the fused path takes.
-    _node_dim: ClassVar[int] = -2
+    #: The values of ``node_dim`` that the fused path takes: of two dimensions the same.
+    _node_dims: ClassVar[tuple[int, ...]] = (-2, 0)
 
     #: What :func:`_overridden` says of the class.
     _overrides: ClassVar[str | None] = None
@@ -94,8 +94,8 @@ class Fused(StandIn):
         for name, method in _HOOKS:
             if state[name]:
                 return f"{method} hooks are registered"
-        if state["node_dim"] not in (-2, 0):  # of two dimensions the same
-            return f"node_dim={state['node_dim']}: only -2 and 0 are fused"
+        if state["node_dim"] not in self._node_dims:
+            return f"node_dim={state['node_dim']}: only {self._node_dims} is fused"
         return self._why_not_aggregated()
 
     def _why_not_aggregated(self) -> str | None:
@@ -144,9 +144,7 @@ def graph_for(
     Raises:
         EdgeIndexError: An edge names a node that does not exist.
     """
-    if not (
-        _is_matrix(x_src) and x_src.dtype in DTYPES and x_src.device.type == "cpu"
-    ):
+    if not (_is_matrix(x_src) and x_src.dtype in DTYPES and x_src.device.type == "cpu"):
         return None
     if transforming(x_src) or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return None
