@@ -447,6 +447,19 @@ def test_the_thread_sees_what_the_loop_has_set():
         assert set(PrefetchLoader(source, "cpu")) == {(False, 7, "meta")}
 
 
+@pytest.mark.parametrize(
+    "mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.float16)]
+)
+def test_a_mode_of_the_loop_holds_for_all_its_batches(mode):
+    def source():
+        for _ in range(6):
+            product = torch.ones(2, 2) @ torch.ones(2, 2)
+            yield product.dtype, product.is_inference(), torch.is_grad_enabled()
+
+    with mode():
+        assert set(PrefetchLoader(source, "cpu")) == set(source())
+
+
 def test_no_batch_is_held_on_to():
     import weakref
 

@@ -10,6 +10,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import torch
@@ -61,18 +62,29 @@ class Machine:
 def _ambient(target: Callable[[], None]) -> Callable[[], None]:
     """``target`` with what a loop of the calling thread would find set.
 
-    Context variables, torch's grad mode and torch's default device belong to a thread.
+    Context variables and torch's modes (grad, inference, autocast, default device)
+    belong to a thread.
     """
     context = contextvars.copy_context()
-    grad = torch.is_grad_enabled()
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     device = torch.get_default_device()
+    there = torch.accelerator.current_accelerator()
+    kinds = {"cpu"} if there is None else {"cpu", there.type}
+    casts = [
+        torch.autocast(kind, torch.get_autocast_dtype(kind))
+        for kind in kinds
+        if torch.is_autocast_enabled(kind)
+    ]
 
     def run() -> None:
-        with torch.set_grad_enabled(grad):
-            if device.type == "cpu":
-                target()
-            else:
-                with device:
-                    target()
+        with ExitStack() as modes:
+            # Sets grad mode as well, so it comes first.
+            modes.enter_context(torch.inference_mode(inference))
+            modes.enter_context(torch.set_grad_enabled(grad))
+            for cast in casts:
+                modes.enter_context(cast)
+            if device.type != "cpu":
+                modes.enter_context(device)
+            target()
 
     return lambda: context.run(run)
