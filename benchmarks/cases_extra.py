@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import cases_kernels, formats, graphs
-from benchmarks.cases_layers import LAYERS, accelerated, workload
+from benchmarks.cases_layers import LAYERS, accelerated, learnt, workload
 from benchmarks.registry import (
     FORWARD,
     OURS,
@@ -50,7 +50,7 @@ def first_call(setting: Setting, variant: str) -> Workload:
                 out = module(x, current[0])
             return out
 
-        return Implementation(forward, dict(module.named_parameters()), prepare)
+        return Implementation(forward, learnt(module), prepare)
 
     def sparse_tensor() -> Implementation:
         formats.sparse_tensor(problem)

@@ -1,4 +1,4 @@
-"""The four layers against PyG's own, on every kind of adjacency that PyG takes.
+"""The layers against PyG's own, on every kind of adjacency that PyG takes.
 
 Stock is PyG's layer on a plain ``edge_index``, as people use it. The peers are the
 same layer on the formats with which PyG fuses the aggregation: they show how much of
@@ -17,7 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import GCNConv, GINConv, GraphConv, SAGEConv
+from torch_geometric.nn import (
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    GraphConv,
+    SAGEConv,
+    TransformerConv,
+)
 
 from benchmarks import bounds, formats
 from benchmarks.graphs import Problem
@@ -46,12 +54,29 @@ class Layer:
         linear_maps: dense products in its forward.
         weighted: its call gets edge weights.
         transforms_first: it can apply its linear map before it aggregates.
+        has_peers: PyG fuses its aggregation on some sparse format.
     """
 
     make: Callable[[int, int], torch.nn.Module]
     linear_maps: int
     weighted: bool = False
     transforms_first: bool = True
+    has_peers: bool = True
+
+
+def _in_heads(columns: int) -> dict[str, int]:
+    """Four heads where they come to so many columns, else one."""
+    heads = 1 if columns % 4 else 4
+    return {"out_channels": columns // heads, "heads": heads}
+
+
+def _transformer(fan_in: int, fan_out: int) -> torch.nn.Module:
+    layer = TransformerConv(fan_in, **_in_heads(fan_out))
+    # A softmax ignores what shifts all keys alike: the gradient of their bias is 0, and
+    # what is computed is rounding, which can't be compared.
+    assert isinstance(layer.lin_key.bias, Tensor)
+    layer.lin_key.bias.requires_grad_(False)
+    return layer
 
 
 LAYERS = {
@@ -66,6 +91,9 @@ LAYERS = {
         lambda a, b: GINConv(torch.nn.Linear(a, b)), 1, transforms_first=False
     ),
     "graph_conv": Layer(GraphConv, 2, weighted=True),
+    "gat": Layer(lambda a, b: GATConv(a, **_in_heads(b)), 1, has_peers=False),
+    "gatv2": Layer(lambda a, b: GATv2Conv(a, **_in_heads(b)), 2, has_peers=False),
+    "transformer": Layer(_transformer, 4, has_peers=False),
 }
 
 
@@ -83,6 +111,11 @@ def accelerated(layer: torch.nn.Module) -> tuple[torch.nn.Module, str]:
     return ours, f"not fused: {reason}" if reason else ""
 
 
+def learnt(module: torch.nn.Module) -> dict[str, Tensor]:
+    """The parameters of ``module`` that want a gradient."""
+    return {n: p for n, p in module.named_parameters() if p.requires_grad}
+
+
 def makers(
     name: str, problem: Problem, layer: torch.nn.Module, weight: Tensor | None
 ) -> dict[str, Maker]:
@@ -91,7 +124,9 @@ def makers(
 
     def bind(module: torch.nn.Module, *graph: Any, note: str = "") -> Implementation:
         return Implementation(
-            lambda x: module(x, *graph), dict(module.named_parameters()), note=note
+            lambda x: module(x, *graph),
+            learnt(module),
+            note=note,
         )
 
     def stock() -> Implementation:
@@ -121,6 +156,8 @@ def makers(
             raise Unavailable("PyG fuses EdgeIndex in GraphConv only")
         return bind(copy.deepcopy(layer), graph, weight[ordered.indices])
 
+    if not LAYERS[name].has_peers:
+        return {STOCK: stock, OURS: ours}
     found = {STOCK: stock, "SparseTensor": sparse, "torch_csr": csr}
     if name == "graph_conv":
         found["EdgeIndex"] = edge_index
@@ -187,3 +224,6 @@ _register("sage_mean", "SAGEConv(F, F).")
 _register("sage_max", 'SAGEConv(F, F, aggr="max").')
 _register("gin", "GINConv(Linear(F, F)).")
 _register("graph_conv", "GraphConv(F, F) with edge weights that need no gradient.")
+_register("gat", "GATConv(F, F / 4, heads=4), self-loops included.")
+_register("gatv2", "GATv2Conv(F, F / 4, heads=4), self-loops included.")
+_register("transformer", "TransformerConv(F, F / 4, heads=4).")

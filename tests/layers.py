@@ -250,7 +250,7 @@ def _where_shares_cancel(
 
     Gradients of what shifts all logits of a node alike cancel to nothing.
     """
-    if type(stock).__name__ not in ATTENTION:
+    if not {base.__name__ for base in type(stock).__mro__} & {*ATTENTION}:
         return None
     tops = {name: _top(x[x.isfinite()]) for name, x in expected.items()}
     top = max(tops[key], max(tops.values()) / 64)

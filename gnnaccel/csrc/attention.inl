@@ -49,13 +49,15 @@ struct Attention {
   mutable bool failed = false;
 
   static constexpr int64_t kScratchRows = 1;
+  // Entries whose rows are still in the nearest cache after the logits.
+  static constexpr int64_t kFew = 64;
   static constexpr int64_t rounded_up(int64_t n) {
     return (n + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
   }
 
   // z[h * m + k] = logit of entry e0 + k in head h, before the leaky ReLU of `sum`, where
   // m is n in whole registers: short rows stay close together in the cache.
-  void logits(int64_t i, int64_t e0, int64_t n, T* z) const {
+  void logits(int64_t i, int64_t e0, int64_t n, T* z, T* sums) const {
     const int64_t m = rounded_up(n);
     const T* q = v.query + i * (S == Score::sum ? heads : columns);
     for (int64_t k = 0; k < n; ++k) {
@@ -76,19 +78,19 @@ struct Attention {
       } else {
         const T* key = v.key + j * columns;
         const T* edge = v.edge == nullptr ? nullptr : v.edge + at(v.perm, e) * columns;
+        hs.sum(sums, [&](int64_t o) -> Vec<T, N> {
+          Vec<T, N> u = load<N>(key + o);
+          if constexpr (S == Score::mlp) {
+            u += load<N>(q + o);
+            if (edge != nullptr) u += load<N>(edge + o);
+            return load<N>(v.att + o) * leaky<N, T>(u, v.slope);
+          } else {
+            if (edge != nullptr) u += load<N>(edge + o);
+            return load<N>(q + o) * u;
+          }
+        });
         for (int64_t h = 0; h < heads; ++h) {
-          const T s = hs.sum(h, [&](int64_t o) -> Vec<T, N> {
-            Vec<T, N> u = load<N>(key + o);
-            if constexpr (S == Score::mlp) {
-              u += load<N>(q + o);
-              if (edge != nullptr) u += load<N>(edge + o);
-              return load<N>(v.att + o) * leaky<N, T>(u, v.slope);
-            } else {
-              if (edge != nullptr) u += load<N>(edge + o);
-              return load<N>(q + o) * u;
-            }
-          });
-          z[h * m + k] = S == Score::dot ? s * v.scale : s;
+          z[h * m + k] = S == Score::dot ? sums[h] * v.scale : sums[h];
         }
       }
     }
@@ -101,7 +103,7 @@ struct Attention {
       for (int64_t c = 0; c < columns; ++c) out[c] = 0;
       return;
     }
-    logits(i, e0, n, z);
+    logits(i, e0, n, z, p);  // p is not in use yet
     const int64_t m = rounded_up(n);
     for (int64_t h = 0; h < heads; ++h) {
       T *u = z + h * m, *y = p + h * m;
@@ -147,6 +149,11 @@ struct Attention {
       Vec<T, N> acc[K] = {};
       for (int64_t k = 0; k < n; ++k) {
         const T* row = v.value + at(v.col, e0 + k) * columns;
+        if (s == 0 && n > kFew) {
+          // Back from the cache further away to the nearest.
+          const int64_t ahead = k + kAhead < n ? k + kAhead : n - 1;
+          prefetch(v.value + at(v.col, e0 + ahead) * columns, columns * int64_t(sizeof(T)));
+        }
         const T* edge = S != Score::dot || v.edge == nullptr
                             ? nullptr
                             : v.edge + at(v.perm, e0 + k) * columns;

@@ -19,14 +19,10 @@ struct AttentionToRows {
 
   // The gradients of the logits of [e0, e1), through the leaky ReLU of `sum` and the
   // scale of `dot`; for `sum` added to gq.
-  void logits(int64_t i, int64_t e0, int64_t e1, T* mean, T* gq) const {
+  void logits(int64_t i, int64_t e0, int64_t e1, const T* mean, T* gq) const {
     const T *grad = static_cast<const T*>(a.grad) + i * columns,
-            *out = static_cast<const T*>(a.out) + i * columns,
             *shares = static_cast<const T*>(a.shares);
     T *pair = static_cast<T*>(a.pair), *g_bias = static_cast<T*>(a.g_bias);
-    for (int64_t h = 0; h < heads; ++h) {
-      mean[h] = hs.sum(h, [&](int64_t o) -> Vec<T, N> { return load<N>(grad + o) * load<N>(out + o); });
-    }
     const T sides[2] = {T(1), v.slope};
     for (int64_t e = e0; e < e1; ++e) {
       v.template prefetch_far<S>(e, heads, columns);
@@ -35,13 +31,11 @@ struct AttentionToRows {
                           ? nullptr
                           : v.edge + at(v.perm, e) * columns;
       T *kept = pair + e * 2 * heads, *d = kept + heads;
-      for (int64_t h = 0; h < heads; ++h) {
-        d[h] = hs.sum(h, [&](int64_t o) -> Vec<T, N> {
-          Vec<T, N> x = load<N>(row + o);
-          if (edge != nullptr) x += load<N>(edge + o);
-          return load<N>(grad + o) * x;
-        });
-      }
+      hs.sum(d, [&](int64_t o) -> Vec<T, N> {
+        Vec<T, N> x = load<N>(row + o);
+        if (edge != nullptr) x += load<N>(edge + o);
+        return load<N>(grad + o) * x;
+      });
       // No loop reads or writes what may not be there: see the logits.
       const T *stored = shares + e * heads, *keep = nullptr;
       if (v.keep != nullptr) {
@@ -108,12 +102,25 @@ struct AttentionToRows {
     });
   }
 
-  void range(int64_t i, int64_t e0, int64_t e1, T* mean, T* partial) const {
-    if constexpr (S == Score::sum) {
-      for (int64_t h = 0; h < heads; ++h) partial[h] = 0;
+  // Leaves the sums of a range, `width` of them; `mean` has room for as many beyond the
+  // heads. Long ranges go in steps whose rows stay
+  // in the nearest cache from the logits to the query.
+  void range(int64_t i, int64_t e0, int64_t e1, T* mean, T* sums) const {
+    constexpr int64_t kStep = 32;
+    const T *grad = static_cast<const T*>(a.grad) + i * columns,
+            *out = static_cast<const T*>(a.out) + i * columns;
+    hs.sum(mean, [&](int64_t o) -> Vec<T, N> { return load<N>(grad + o) * load<N>(out + o); });
+    for (int64_t c = 0; c < width; ++c) sums[c] = 0;
+    for (int64_t e = e0; e < e1; e += kStep) {
+      const int64_t end = e + kStep < e1 ? e + kStep : e1;
+      logits(i, e, end, mean, sums);
+      if constexpr (S != Score::sum) {
+        T* const step = e == e0 ? sums : mean + heads;
+        queries(i, e, end, step, step + columns);
+        if (step == sums) continue;
+        for (int64_t c = 0; c < width; ++c) sums[c] += step[c];
+      }
     }
-    logits(i, e0, e1, mean, partial);
-    if constexpr (S != Score::sum) queries(i, e0, e1, partial, partial + columns);
   }
 
   // The finished row i: `sums` holds what `range` leaves.
@@ -142,9 +149,9 @@ struct AttentionToRows {
   }
 
   void rows(const Ranges<I>& ranges, int64_t r0, int64_t r1, T* partial) const {
-    const Scratch scratch((heads + width) * int64_t(sizeof(T)), &failed);
+    const Scratch scratch((heads + 2 * width) * int64_t(sizeof(T)), &failed);
     if (scratch.data == nullptr) return;
-    T *const mean = static_cast<T*>(scratch.data), *const own = mean + heads;
+    T *const mean = static_cast<T*>(scratch.data), *const own = mean + heads + width;
     double* slot = S == Score::mlp && partial == nullptr ? slot_of(r0) : nullptr;
     for (int64_t r = r0; r < r1; ++r) {
       if (ranges.skip(r)) continue;
@@ -205,7 +212,9 @@ struct AttentionToCols {
         const T* both = pair + at(positions, e) * 2 * heads;
         if (s == 0) {
           const int64_t ahead = e + kAhead < v.last ? e + kAhead : v.last;
-          prefetch(pair + at(positions, ahead) * 2 * heads, 2 * heads * int64_t(sizeof(T)));
+          // Further ahead: pairs are the larger table, seldom in a near cache.
+          const int64_t far = e + 2 * kAhead < v.last ? e + 2 * kAhead : v.last;
+          prefetch(pair + at(positions, far) * 2 * heads, 2 * heads * int64_t(sizeof(T)));
           prefetch(grad + at(col, ahead) * columns, row_bytes);
           if constexpr (S == Score::sum) {
             for (int64_t h = 0; h < heads; ++h) gk[h] += both[heads + h];

@@ -23,9 +23,9 @@ struct Heads {
     return h * features + (r + 1 < each ? r * N : features - N);
   }
 
-  // Sums term(offset), a register, over the columns of head h.
+  // The columns of head h, term(offset) being registers, added up to one register.
   template <class F>
-  T sum(int64_t h, F&& term) const {
+  Vec<T, N> fold(int64_t h, F&& term) const {
     Vec<T, N> total{};
     const int64_t whole = features / N, end = h * features + whole * N;
     for (int64_t o = h * features; o < end; o += N) total += term(o);
@@ -33,7 +33,20 @@ struct Heads {
       const Vec<T, N> last = term(offset(h, whole)), zero{};
       total += (fresh > zero) ? last : zero;
     }
-    return horizontal_sum<N, T>(total);
+    return total;
+  }
+
+  // sums[h] = the sum of term(offset) over the columns of head h, for all heads.
+  template <class F>
+  void sum(T* sums, F&& term) const {
+    int64_t h = 0;
+    if constexpr (N >= 4) {
+      for (; h + 4 <= heads; h += 4) {
+        store<4>(sums + h, horizontal_sums<N, T>(fold(h, term), fold(h + 1, term),
+                                                 fold(h + 2, term), fold(h + 3, term)));
+      }
+    }
+    for (; h < heads; ++h) sums[h] = horizontal_sum<N, T>(fold(h, term));
   }
 
   // Calls f.template operator()<K>(s) for groups of registers s .. s + K that cover a row.

@@ -152,6 +152,33 @@ static inline A horizontal_sum(const Vec<A, N>& v) {
   }
 }
 
+// Lanes of two vectors of four, numbered 0 to 7.
+#if defined(__clang__) || __GNUC__ >= 12
+#define GNNACCEL_PICK(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+#define GNNACCEL_PICK(a, b, i, j, k, l) \
+  __builtin_shuffle(a, b, std::conditional_t<sizeof(a[0]) == 4, Vec<int32_t, 4>, Vec<int64_t, 4>>{i, j, k, l})
+#endif
+
+// The sums of the lanes of four vectors at once: a third of the work of one by one.
+template <int N, class A>
+static inline Vec<A, 4> horizontal_sums(const Vec<A, N>& a, const Vec<A, N>& b,
+                                        const Vec<A, N>& c, const Vec<A, N>& d) {
+  if constexpr (N == 4) {
+    const Vec<A, 4> ab = GNNACCEL_PICK(a, b, 0, 1, 4, 5) + GNNACCEL_PICK(a, b, 2, 3, 6, 7);
+    const Vec<A, 4> cd = GNNACCEL_PICK(c, d, 0, 1, 4, 5) + GNNACCEL_PICK(c, d, 2, 3, 6, 7);
+    return GNNACCEL_PICK(ab, cd, 0, 2, 4, 6) + GNNACCEL_PICK(ab, cd, 1, 3, 5, 7);
+  } else {
+    Vec<A, N / 2> half[4][2];
+    __builtin_memcpy(half[0], &a, sizeof a);
+    __builtin_memcpy(half[1], &b, sizeof a);
+    __builtin_memcpy(half[2], &c, sizeof a);
+    __builtin_memcpy(half[3], &d, sizeof a);
+    return horizontal_sums<N / 2, A>(half[0][0] + half[0][1], half[1][0] + half[1][1],
+                                     half[2][0] + half[2][1], half[3][0] + half[3][1]);
+  }
+}
+
 // v as it reads back after being stored as T.
 template <class T, int N>
 static inline Vec<acc_t<T>, N> rounded(const Vec<acc_t<T>, N>& v) {

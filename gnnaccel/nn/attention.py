@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,6 +41,11 @@ class Attends(Fused):
     def _by_head(self, linear: Any, x: Tensor) -> Tensor:
         """``linear(x)`` as ``[N, H, C]``."""
         return dense.apply(linear, x).view(-1, self.heads, self.out_channels)
+
+    def _all_by_head(self, linears: Sequence[Any], x: Tensor) -> list[Tensor]:
+        """``[linear(x) for linear in linears]``, ``[N, H, C]`` each."""
+        shape = (-1, self.heads, self.out_channels)
+        return [out.view(shape) for out in dense.apply_all(linears, x)]
 
     def _attend(self, adj: Adj, score: Score, inputs: Inputs) -> Tensor:
         """Attention with the layer's dropout, its heads side by side or their mean.

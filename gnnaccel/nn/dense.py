@@ -6,6 +6,7 @@ not take fresh memory for every result and every gradient.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,19 @@ def apply(module: Any, x: Tensor) -> Tensor:
         return linear(x, module.weight, module.bias)
     result: Tensor = module(x)
     return result
+
+
+def apply_all(modules: Sequence[Any], x: Tensor) -> list[Tensor]:
+    """``[module(x) for module in modules]``, whose gradients of ``x`` add up in place."""
+    weights = [m.weight for m in modules if plain_linear(m)]
+    if (
+        len(modules) > 1
+        and len(weights) == len(modules)
+        and all(pays(x, m.weight, m.bias) for m in modules)
+        and wants_grad(x)
+    ):
+        return list(_Linears.apply(x, *weights, *(m.bias for m in modules)))
+    return [apply(module, x) for module in modules]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -153,3 +167,45 @@ class _Linear(Function):
             outer(grad, x) if need_weight else None,
             grad.sum(0) if need_bias else None,
         )
+
+
+class _Linears(Function):
+    @staticmethod
+    def forward(x: Tensor, *parameters: Any) -> Any:
+        weights, biases = _halves(parameters)
+        return tuple(
+            product(x, w.t(), b) for w, b in zip(weights, biases, strict=True)
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        x, *parameters = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, *_halves(parameters)[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        need_x, *need = ctx.needs_input_grad
+        need_weights, need_biases = _halves(need)
+        total: Tensor | None = None
+        for grad, weight in zip(grads, weights, strict=True):
+            if grad is None or not need_x:
+                continue
+            second = torch.is_grad_enabled() or transforming(grad)
+            if total is None:
+                total = grad @ weight if second else product(grad, weight)
+            else:
+                more = grad @ weight if second else None
+                total = total.addmm_(grad, weight) if more is None else total + more
+        pairs = list(zip(grads, need_weights, strict=True))
+        of_weights = [outer(g, x) if w and g is not None else None for g, w in pairs]
+        pairs = list(zip(grads, need_biases, strict=True))
+        of_biases = [g.sum(0) if w and g is not None else None for g, w in pairs]
+        return total, *of_weights, *of_biases
+
+
+def _halves(parameters: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The weights and the biases."""
+    middle = len(parameters) // 2
+    return parameters[:middle], parameters[middle:]

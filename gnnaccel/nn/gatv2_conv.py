@@ -57,10 +57,12 @@ class GATv2Conv(Attends, torch_geometric.nn.GATv2Conv):
         adj = attention_graph(self, x_src, edge_index, num_dst, loops)
         if adj is None:
             return None
-        key = self._by_head(self.lin_l, x_src)
         if isinstance(x, Tensor) and self.share_weights:
-            query = key
+            key = query = self._by_head(self.lin_l, x_src)
+        elif x_dst is x_src:
+            key, query = self._all_by_head([self.lin_l, self.lin_r], x_src)
         else:
+            key = self._by_head(self.lin_l, x_src)
             query = self._by_head(self.lin_r, x_dst)
         edge = None
         if edge_attr is not None:

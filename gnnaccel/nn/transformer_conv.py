@@ -54,23 +54,25 @@ class TransformerConv(Attends, torch_geometric.nn.TransformerConv):
         adj = attention_graph(self, x_src, edge_index, num_dst)
         if adj is None:
             return None
+        edge = None if edge_attr is None else self._by_head(self.lin_edge, edge_attr)
+        of_dst = [self.lin_query, *([self.lin_skip] if self.root_weight else [])]
+        of_src = [self.lin_key, self.lin_value]
+        if x_dst is x_src:
+            query, *skip, key, value = dense.apply_all([*of_dst, *of_src], x_src)
+        else:
+            query, *skip = dense.apply_all(of_dst, x_dst)
+            key, value = dense.apply_all(of_src, x_src)
+        shape = (-1, self.heads, self.out_channels)
         out = self._attend(
             adj,
             Score("dot", scale=1 / math.sqrt(self.out_channels)),
-            Inputs(
-                self._by_head(self.lin_query, x_dst),
-                self._by_head(self.lin_key, x_src),
-                self._by_head(self.lin_value, x_src),
-                edge=None
-                if edge_attr is None
-                else self._by_head(self.lin_edge, edge_attr),
-            ),
+            Inputs(query.view(shape), key.view(shape), value.view(shape), edge=edge),
         )
-        if not self.root_weight:
+        if not skip:
             return out
-        skip = dense.apply(self.lin_skip, x_dst)
+        (root,) = skip
         if self.lin_beta is None:
-            return out + skip
-        beta = self.lin_beta(torch.cat([out, skip, out - skip], -1)).sigmoid()
-        mixed: Tensor = beta * skip + (1 - beta) * out
+            return out + root
+        beta = self.lin_beta(torch.cat([out, root, out - root], -1)).sigmoid()
+        mixed: Tensor = beta * root + (1 - beta) * out
         return mixed
