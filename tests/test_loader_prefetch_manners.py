@@ -170,6 +170,58 @@ def test_an_iterator_serves_once():
     assert values(loader) == []
 
 
+def test_an_iterator_is_one_for_all_its_loops():
+    def slowly():
+        for number in numbers(20):
+            time.sleep(0.002)
+            yield number
+
+    loader = PrefetchLoader(slowly(), "cpu")
+    assert [int(a) for a, _ in zip(loader, loader, strict=True)] == [*range(0, 20, 2)]
+    assert values(loader) == []
+
+
+class Restarting:
+    """Its own iterator, begun again by ``iter``."""
+
+    def __iter__(self):
+        self.number = -1
+        return self
+
+    def __next__(self):
+        number = self.number = self.number + 1
+        time.sleep(0.003)
+        if number == 20:
+            raise StopIteration
+        return torch.tensor([number])
+
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        time.sleep(0.003)
+        return index
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        Restarting,
+        lambda: TorchLoader(Slow(), None, num_workers=2, persistent_workers=True),
+    ],
+)
+def test_what_begins_again_does_so_while_an_older_loop_is_there(wrapped):
+    loader = PrefetchLoader(wrapped(), "cpu")
+    for taken in (1, 3, 5, 7, 4, 2, 6):
+        older = iter(loader)
+        for expected in range(taken):
+            assert int(next(older)) == expected
+    assert values(loader) == [*range(20)]
+    assert values(loader) == [*range(20)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

@@ -140,6 +140,11 @@ class PrefetchIterator(Iterator[Any]):
         self._last = now()
         return batch
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing comes any more."""
+        return self._closed
+
     def close(self) -> None:
         """Ends the threads; nothing comes any more."""
         if self._closed:

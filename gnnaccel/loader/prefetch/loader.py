@@ -114,6 +114,18 @@ class PrefetchLoader:
                 self.loader.batch_sampler.load_state_dict(resume["sampler"])
             else:
                 skip = handed
+        running = None if self._running is None else self._running()
+        if running is not None and not running.closed:
+            own = hasattr(self.loader, "__next__")
+            restarts = inspect.isfunction(getattr(type(self.loader), "__iter__", None))
+            if own and not restarts and resume is None:
+                # A generator, or another iterator that can't begin again: no two
+                # threads may ask it, so all loops share one.
+                return running
+            if own or getattr(self.loader, "_iterator", None) is not None:
+                # It is about to begin again (a torch loader with workers that persist
+                # does so too), while the thread of the other loop asks it.
+                running.close()
         wrapped: Any = self.loader
         if not hasattr(wrapped, "__iter__") and not hasattr(wrapped, "__getitem__"):
             wrapped = wrapped()
