@@ -222,6 +222,12 @@ def test_what_begins_again_does_so_while_an_older_loop_is_there(wrapped):
     assert values(loader) == [*range(20)]
 
 
+def test_it_is_true_or_false_as_what_it_wraps():
+    assert PrefetchLoader(numbers, "cpu")
+    assert PrefetchLoader(numbers(), "cpu")
+    assert not PrefetchLoader([], "cpu")
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

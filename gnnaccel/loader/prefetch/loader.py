@@ -138,6 +138,10 @@ class PrefetchLoader:
     def __len__(self) -> int:
         return len(self.loader)
 
+    def __bool__(self) -> bool:
+        # Not by its length, which the wrapped loader need not have.
+        return bool(self.loader)
+
     def __getattr__(self, name: str) -> Any:
         # Names with two underscores say what an object itself can do.
         if name.startswith("__") or "loader" not in vars(self):
