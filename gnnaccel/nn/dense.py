@@ -32,7 +32,7 @@ def apply(module: Any, x: Tensor) -> Tensor:
 
 
 def apply_all(modules: Sequence[Any], x: Tensor) -> list[Tensor]:
-    """``[module(x) for module in modules]``, whose gradients of ``x`` add up in place."""
+    """``[module(x) for module in modules]``; gradients of ``x`` add up in place."""
     weights = [m.weight for m in modules if plain_linear(m)]
     if (
         len(modules) > 1
@@ -173,9 +173,7 @@ class _Linears(Function):
     @staticmethod
     def forward(x: Tensor, *parameters: Any) -> Any:
         weights, biases = _halves(parameters)
-        return tuple(
-            product(x, w.t(), b) for w, b in zip(weights, biases, strict=True)
-        )
+        return tuple(product(x, w.t(), b) for w, b in zip(weights, biases, strict=True))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
