@@ -169,6 +169,7 @@ def test_second_derivatives(name):
     assert gradgradcheck(lambda x: ours(x, edge_index), (x,))
 
 
+@pytest.mark.skipif(not native.available(), reason=str(native.reason()))
 @pytest.mark.parametrize("name", KINDS)
 def test_no_tensor_per_edge_and_column(name):
     """What a step keeps and makes grows by heads per edge, not by columns."""
