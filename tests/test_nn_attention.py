@@ -8,6 +8,7 @@ from layers import ATTENTION, assert_alike, make
 from torch.autograd import gradgradcheck
 
 import gnnaccel.nn
+from gnnaccel.kernels import native
 from gnnaccel.nn import attention as shared
 
 KINDS = ("gat_heads", "gatv2_heads", "transformer_heads")
