@@ -185,18 +185,55 @@ def test_derivatives(backend, name, score, full):
     assert gradgradcheck(ours, tuple(tensors.values()))
 
 
-def test_one_tensor_may_be_query_and_key():
+def _first_and_second(function, leaves):
+    """All gradients as those see them who go on to differentiate them; and of those."""
+    generator = torch.Generator().manual_seed(5)
+
+    def noise(x):
+        return torch.randn(x.shape, generator=generator, dtype=x.dtype)
+
+    out = function(*leaves)
+    first = torch.autograd.grad(out, leaves, noise(out), create_graph=True)
+    total = sum((g * noise(g)).sum() for g in first)
+    return [*first, *torch.autograd.grad(total, leaves)]
+
+
+@pytest.mark.parametrize("full", [FULL, BARE])
+@pytest.mark.parametrize("score", SCORES)
+def test_gradients_that_are_differentiated(backend, score, full):
+    """Torch's own check only says that they agree with their own derivatives."""
+    case = BIPARTITE["wide"]
+    tensors = _tensors(case, score, full=full)
+    keep = tensors.pop("keep", None)
+    more = {} if keep is None else {"keep": keep}
+    names = list(tensors)
+    graph = Graph.of(case.edge_index, size=case.size)
+
+    def given(values):
+        return dict(zip(names, values, strict=True)) | more
+
+    leaves = tuple(tensors.values())
+    actual = _first_and_second(lambda *v: _ours(graph, score, 0.2, given(v)), leaves)
+    expected = _first_and_second(lambda *v: _oracle(case, score, 0.2, given(v)), leaves)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("score", ["mlp", "dot"])
+def test_one_tensor_may_be_query_and_key(score):
     """Its gradient, and the gradient of that, add up those of both parts."""
-    graph = Graph.of(SQUARE["loops"].edge_index, size=5)
+    case = SQUARE["loops"]
+    graph = Graph.of(case.edge_index, size=5)
     x = torch.randn(5, 2, 3, dtype=torch.float64, requires_grad=True)
-    att = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    more = {"att": torch.randn(2, 3, dtype=torch.float64)} if score == "mlp" else {}
+    same = ("query", "key") if score == "mlp" else ("query", "key", "value")
 
-    def function(x, att):
-        return ops.attention(graph, x, x, score="mlp", att=att)
+    def given(x):
+        return dict.fromkeys(same, x) | more
 
-    assert gradcheck(function, (x, att))
-    assert gradgradcheck(function, (x, att))
-    assert gradgradcheck(lambda x: ops.attention(graph, x, x, x), (x,))
+    actual = _first_and_second(lambda x: _ours(graph, score, 0.2, given(x)), (x,))
+    expected = _first_and_second(lambda x: _oracle(case, score, 0.2, given(x)), (x,))
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+    assert gradcheck(lambda x: _ours(graph, score, 0.2, given(x)), (x,))
 
 
 @pytest.mark.parametrize("score", SCORES)
