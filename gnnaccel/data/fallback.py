@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,7 +62,9 @@ def fill_batch(layout: Layout, slab: Tensor, small: Tensor | None) -> None:
         if kind == STARTS:
             out.copy_(at)
             continue
-        graph = torch.repeat_interleave(at.diff(), output_size=rows)
+        # NumPy's, for torch's takes two threads for four graphs, and in a process that
+        # was forked from one that had threads it then waits for them for ever.
+        graph = torch.from_numpy(np.arange(len(index)).repeat(at.diff().numpy()))
         if kind == BATCH:
             out.copy_(graph)
             continue
