@@ -15,7 +15,7 @@ from gnnaccel.graph import Graph
 from gnnaccel.kernels import transforming
 from gnnaccel.kernels.attention import Inputs, Score
 from gnnaccel.nn import dense
-from gnnaccel.nn.fused import DTYPES, Fused
+from gnnaccel.nn.fused import Fused, is_index, is_served
 from gnnaccel.ops.adj import Adj, tracing
 from gnnaccel.ops.attention import attend
 from gnnaccel.ops.gather import scatter
@@ -63,17 +63,8 @@ class Attends(Fused):
 
 def pair_ok(x_src: Any, x_dst: Any) -> bool:
     """Whether features are what the fused path takes; ``x_dst`` may be ``None``."""
-    return all(
-        x is None
-        or (
-            isinstance(x, Tensor)
-            and x.layout == torch.strided
-            and x.dim() == 2
-            and x.dtype == x_src.dtype
-            and x.dtype in DTYPES
-            and x.device.type == "cpu"
-        )
-        for x in (x_src, x_dst)
+    return is_served(x_src) and (
+        x_dst is None or (is_served(x_dst) and x_dst.dtype == x_src.dtype)
     )
 
 
@@ -103,10 +94,7 @@ def attention_graph(
     if not (
         type(edge_index) is Tensor
         and edge_index.layout == torch.strided
-        and edge_index.dtype in (torch.int64, torch.int32)
-        and edge_index.dim() == 2
-        and edge_index.size(0) == 2
-        and edge_index.device == x_src.device
+        and is_index(edge_index, x_src)
         and not torch.is_autocast_enabled("cpu")
         and not tracing(x_src, edge_index)
         and not transforming(x_src)

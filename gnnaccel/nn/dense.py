@@ -58,7 +58,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not pays(x, weight, bias):
         return F.linear(x, weight, bias)
     if wants_grad(x, weight, bias):
-        out: Tensor = _Linear.apply(x, weight, bias)
+        out: Tensor = _Linears.apply(x, weight, bias)[0]
         return out
     return product(x, weight.t(), bias)
 
@@ -142,33 +142,6 @@ def outer(grad: Tensor, x: Tensor) -> Tensor:
     return out if whole == x.size(0) else out.addmm_(grad[whole:].t(), x[whole:])
 
 
-class _Linear(Function):
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return product(x, weight.t(), bias)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, _ = inputs
-        need_x, need_weight, _ = ctx.needs_input_grad
-        ctx.save_for_backward(x if need_weight else None, weight if need_x else None)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        need_x, need_weight, need_bias = ctx.needs_input_grad
-        grad_x = None
-        if need_x:
-            # Derivatives of derivatives are asked for, or a batch of gradients.
-            second = torch.is_grad_enabled() or transforming(grad)
-            grad_x = grad @ weight if second else product(grad, weight)
-        return (
-            grad_x,
-            outer(grad, x) if need_weight else None,
-            grad.sum(0) if need_bias else None,
-        )
-
-
 class _Linears(Function):
     @staticmethod
     def forward(x: Tensor, *parameters: Any) -> Any:
@@ -178,29 +151,40 @@ class _Linears(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         x, *parameters = inputs
+        need_x, *need = ctx.needs_input_grad
+        weights = _halves(parameters)[0]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, *_halves(parameters)[0])
+        ctx.save_for_backward(
+            x if any(_halves(need)[0]) else None,
+            *(weight if need_x else None for weight in weights),
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
         need_x, *need = ctx.needs_input_grad
         need_weights, need_biases = _halves(need)
-        total: Tensor | None = None
+        grad_x: Tensor | None = None
         for grad, weight in zip(grads, weights, strict=True):
             if grad is None or not need_x:
                 continue
+            # Derivatives of derivatives are asked for, or a batch of gradients.
             second = torch.is_grad_enabled() or transforming(grad)
-            if total is None:
-                total = grad @ weight if second else product(grad, weight)
+            if grad_x is None:
+                grad_x = grad @ weight if second else product(grad, weight)
+            elif second:
+                grad_x = grad_x + grad @ weight
             else:
-                more = grad @ weight if second else None
-                total = total.addmm_(grad, weight) if more is None else total + more
-        pairs = list(zip(grads, need_weights, strict=True))
-        of_weights = [outer(g, x) if w and g is not None else None for g, w in pairs]
-        pairs = list(zip(grads, need_biases, strict=True))
-        of_biases = [g.sum(0) if w and g is not None else None for g, w in pairs]
-        return total, *of_weights, *of_biases
+                grad_x.addmm_(grad, weight)
+        of_weights = [
+            outer(grad, x) if need and grad is not None else None
+            for grad, need in zip(grads, need_weights, strict=True)
+        ]
+        of_biases = [
+            grad.sum(0) if need and grad is not None else None
+            for grad, need in zip(grads, need_biases, strict=True)
+        ]
+        return grad_x, *of_weights, *of_biases
 
 
 def _halves(parameters: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:

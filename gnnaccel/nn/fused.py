@@ -20,7 +20,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from gnnaccel.graph import Graph
 from gnnaccel.kernels import transforming
-from gnnaccel.nn.stand_in import StandIn, written_by_pyg
+from gnnaccel.nn.stand_in import LayerStandIn, written_by_pyg
 from gnnaccel.ops.adj import Adj, tracing
 
 #: The aggregations that have a kernel.
@@ -56,7 +56,7 @@ HALVES = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float32, torch.float64, *HALVES)
 
 
-class Fused(StandIn):
+class Fused(LayerStandIn):
     """Mixed into a PyG layer, before it in the list of bases."""
 
     aggr_module: torch.nn.Module
@@ -91,9 +91,9 @@ class Fused(StandIn):
                 skipped = None
         if skipped is not None:
             return f"its method '{skipped}' is overridden"
-        for name, method in _HOOKS:
-            if state[name]:
-                return f"{method} hooks are registered"
+        hooked = hooked_method(self)
+        if hooked is not None:
+            return f"{hooked} hooks are registered"
         if state["node_dim"] not in self._node_dims:
             return f"node_dim={state['node_dim']}: only {self._node_dims} is fused"
         return self._why_not_aggregated()
@@ -110,6 +110,16 @@ class Fused(StandIn):
     @property
     def _reduce(self) -> str:
         return REDUCE_OF[type(self.aggr_module)]
+
+
+def hooked_method(layer: Any) -> str | None:
+    """A step of message passing that hooks are registered on; ``None``: there is none.
+
+    Args:
+        layer: Any message passing layer.
+    """
+    state = vars(layer)
+    return next((method for name, method in _HOOKS if state[name]), None)
 
 
 def _overridden(cls: Any) -> str | None:
@@ -144,7 +154,7 @@ def graph_for(
     Raises:
         EdgeIndexError: An edge names a node that does not exist.
     """
-    if not (_is_matrix(x_src) and x_src.dtype in DTYPES and x_src.device.type == "cpu"):
+    if not is_served(x_src):
         return None
     if transforming(x_src) or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return None
@@ -170,13 +180,7 @@ def graph_for(
         ):
             return None
         edge_index = edge_index.as_tensor()
-    if not (
-        isinstance(edge_index, Tensor)
-        and edge_index.dtype in (torch.int64, torch.int32)
-        and edge_index.dim() == 2
-        and edge_index.size(0) == 2
-        and edge_index.device == x_src.device
-    ):
+    if not is_index(edge_index, x_src):
         return None
     if weight is not None and not (
         isinstance(weight, Tensor)
@@ -191,6 +195,22 @@ def graph_for(
     if forward:
         return Adj(Graph.of(edge_index, size), None, *size)
     return Adj(Graph.of(edge_index, size[::-1]).t, None, *size)
+
+
+def is_served(x: Any) -> bool:
+    """Whether these are features that the kernels take: ``[N, F]``, on the CPU."""
+    return _is_matrix(x) and x.dtype in DTYPES and x.device.type == "cpu"
+
+
+def is_index(edge_index: Any, x: Tensor) -> bool:
+    """Whether this is an index ``[2, E]`` where the features ``x`` are."""
+    return (
+        isinstance(edge_index, Tensor)
+        and edge_index.dtype in (torch.int64, torch.int32)
+        and edge_index.dim() == 2
+        and edge_index.size(0) == 2
+        and edge_index.device == x.device
+    )
 
 
 def _is_matrix(x: Any) -> bool:

@@ -9,7 +9,6 @@ other.
 
 from __future__ import annotations
 
-import copy
 from functools import cache
 from typing import Any
 
@@ -19,11 +18,11 @@ from torch_geometric.nn import MessagePassing, aggr
 
 from gnnaccel import kernels
 from gnnaccel.errors import EdgeIndexError
-from gnnaccel.nn.fused import REDUCE_OF, graph_for, sizes
+from gnnaccel.nn.fused import REDUCE_OF, graph_for, hooked_method, sizes, watched
 from gnnaccel.nn.messages import weight_of
 from gnnaccel.nn.neighbours import aggregate
 from gnnaccel.nn.normalisation import remembering
-from gnnaccel.nn.stand_in import StandIn
+from gnnaccel.nn.stand_in import LayerStandIn, StandIn
 from gnnaccel.ops.gather import gather, scatter
 
 #: Numbers in a lifted or reduced tensor from which the grouping pays.
@@ -41,7 +40,7 @@ REDUCING = (
 )
 
 
-class Copied:
+class Copied(StandIn):
     """Copies and pickles of an instance name the class it was made from."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -49,14 +48,8 @@ class Copied:
         made: Any = super().__reduce_ex__(protocol)
         return (_new, (made_from(type(self)),), *made[2:])
 
-    def __prepare_scriptable__(self) -> Any:
-        """TorchScript compiles the class it was made from: ours is Python."""
-        stock: Any = copy.copy(self)
-        stock.__class__ = made_from(type(self))
-        return stock
 
-
-class Lifting(Copied, StandIn):
+class Lifting(Copied, LayerStandIn):
     """Mixed into a message passing class: lifts rows by :func:`gnnaccel.ops.gather`."""
 
     node_dim: int
@@ -85,13 +78,11 @@ class Multiplying(Lifting):
     flow: str
     aggr_module: torch.nn.Module
 
-    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
         """See :meth:`torch_geometric.nn.MessagePassing.propagate`."""
         out = self._product(edge_index, size, kwargs)
         if out is None:
-            stock: Any = super()
-            out = stock.propagate(edge_index, size=size, **kwargs)
-        assert isinstance(out, Tensor)
+            out = super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
         return out
 
     def _product(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
@@ -170,24 +161,16 @@ class Reducing(Copied):
         return reduced
 
 
-_HOOKS = tuple(
-    f"_{method}_forward{when}_hooks"
-    for method in ("propagate", "message", "aggregate", "message_and_aggregate")
-    for when in ("", "_pre")
-)
-
-
 def _observed(layer: Any) -> bool:
     """Whether somebody wants to see messages, or replaced a method on the instance."""
     state = vars(layer)
-    if state["_explain"] or layer.decomposed_layers > 1:
-        return True
-    if any(state[name] for name in _HOOKS):
-        return True
-    if any(name in state for name in ("message", "aggregate", "update")):
-        return True
-    module = layer.aggr_module
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    return (
+        state["_explain"]
+        or layer.decomposed_layers > 1
+        or hooked_method(layer) is not None
+        or any(name in state for name in ("message", "aggregate", "update"))
+        or watched(layer.aggr_module)
+    )
 
 
 def _served(x: Tensor, index: Tensor, size: int) -> bool:
@@ -212,7 +195,7 @@ def generic(cls: Any) -> type | None:
         A subclass of the same name; ``None`` if there is nothing to win, or if the
         class has a true attribute ``leave_to_pyg``.
     """
-    if getattr(cls, "leave_to_pyg", False) or issubclass(cls, (StandIn, Copied)):
+    if getattr(cls, "leave_to_pyg", False) or issubclass(cls, StandIn):
         return None
     if issubclass(cls, MessagePassing):
         if cls._index_select is not MessagePassing._index_select:

@@ -76,10 +76,10 @@ class _Relational(Fused):
             blocks = neighbours.view(x_dst.size(0), *weight.shape[:3])
             out = torch.einsum("nrbc,rbcd->nbd", blocks, weight).flatten(1)
             out = out if self.bias is None else out + self.bias
-        # In place: the product made `out` for us, and nobody else holds it.
-        return (
-            out if self.root is None else out.add_(dense.linear(x_dst, self.root.t()))
-        )
+        if self.root is not None:
+            # In place: the product made `out` for us, and nobody else holds it.
+            out.add_(dense.linear(x_dst, self.root.t()))
+        return out
 
     def _pairs(self, graph: Graph, edge_type: Tensor) -> Adj | None:
         """The graph from sources to pairs; ``None`` where it does not pay.
@@ -105,7 +105,7 @@ def _pair(graph: Graph, edge_type: Tensor, relations: int) -> Graph | None:
         0 <= int(edge_type.min()) and int(edge_type.max()) < relations
     ):
         return None
-    source, target = graph.edge_index.long()
+    source, target = graph.edge_index
     size = (graph.num_src, graph.num_dst * relations)
     return Graph.from_edge_index(
         torch.stack([source, target * relations + edge_type.long()]), size

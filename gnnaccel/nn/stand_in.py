@@ -1,4 +1,4 @@
-"""What all our classes need that stand in for a message passing layer."""
+"""What all our classes need that stand in for one of PyG's, or of a user's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from typing import Any
 
 
 class StandIn:
-    """Mixed into a message passing class, before it in the list of bases."""
+    """Mixed into a class of modules, before it in the list of bases."""
+
+    def __prepare_scriptable__(self) -> Any:
+        """TorchScript compiles the class we stand in for: ours is Python."""
+        stock = copy.copy(self)
+        cls: Any = type(self)
+        stock.__class__ = stock_of(cls)
+        return stock
+
+
+class LayerStandIn(StandIn):
+    """Mixed into a message passing class."""
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         # PyG writes a compiled `propagate` into each class. Into ours it would write
@@ -25,13 +36,6 @@ class StandIn:
         finally:
             self.__class__ = cls
 
-    def __prepare_scriptable__(self) -> Any:
-        """TorchScript compiles PyG's layer: ours is Python."""
-        stock = copy.copy(self)
-        cls: Any = type(self)
-        stock.__class__ = stock_of(cls)
-        return stock
-
 
 def _direct(cls: Any) -> bool:
     """Whether ``cls`` is itself a stand-in, and not a user's subclass of one."""
@@ -41,8 +45,7 @@ def _direct(cls: Any) -> bool:
 @cache
 def stock_of(cls: Any) -> Any:
     """The class of PyG's, or of a user's, that a stand-in stands in for."""
-    bases = cls.__mro__
-    return bases[bases.index(StandIn) + 1]
+    return next(base for base in cls.__mro__ if not issubclass(base, StandIn))
 
 
 def written_by_pyg(method: Any) -> bool:
