@@ -311,3 +311,23 @@ def assert_alike(
         magnitude = _where_shares_cancel(stock, expected, key)
         assert_near(value, expected[key].double(), magnitude, slack=slack, name=key)
     return actual
+
+
+def optimised_alike(layer: nn.Module, x: Any, *args: Any) -> nn.Module:
+    """Asserts that an optimised copy of ``layer`` computes what PyG does.
+
+    Args:
+        layer: In float64.
+        x: Features, or a pair of them; their gradients are compared, too.
+        args: What follows them.
+
+    Returns:
+        The copy.
+    """
+    ours: nn.Module = gnnaccel.optimize(copy.deepcopy(layer))
+    parts = x if isinstance(x, tuple) else (x,)
+    leaves = tuple(part.detach().requires_grad_() for part in parts)
+    x = leaves if isinstance(x, tuple) else leaves[0]
+    outcome = assert_alike(layer, ours, x, *args)
+    assert not isinstance(outcome, Exception), outcome
+    return ours

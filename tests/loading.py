@@ -1,10 +1,11 @@
-"""Data sets for the tests of loaders, and what it means that two batches are equal."""
+"""Data sets for the tests of loaders, epochs of them, and what a process holds."""
 
 import os
 import threading
 from pathlib import Path
 
 import torch
+from same import assert_same
 from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
 
@@ -56,37 +57,6 @@ def hetero_graph(generator, number):
     )
     data.y = number
     return data
-
-
-def assert_same(ours, stock, where="batch"):
-    """Equal in class, value, dtype and order, however deeply nested."""
-    assert type(ours).__name__ == type(stock).__name__, where
-    if isinstance(stock, torch.Tensor):
-        assert ours.dtype == stock.dtype, where
-        assert ours.shape == stock.shape, where
-        assert torch.equal(ours.nan_to_num(), stock.nan_to_num()), where
-    elif isinstance(stock, dict):
-        assert list(ours) == list(stock), where
-        for key, value in stock.items():
-            assert_same(ours[key], value, f"{where}.{key}")
-    elif isinstance(stock, (list, tuple)):
-        assert len(ours) == len(stock), where
-        for index, value in enumerate(stock):
-            assert_same(ours[index], value, f"{where}[{index}]")
-    elif hasattr(stock, "stores"):
-        assert_same_batch(ours, stock, where)
-    else:
-        assert ours == stock, where
-
-
-def assert_same_batch(ours, stock, where="batch"):
-    """The same batch (or graph) to every reader."""
-    assert ours.__class__.__mro__ == stock.__class__.__mro__, where
-    assert_same(ours.to_dict(), stock.to_dict(), where)
-    if hasattr(stock, "_slice_dict"):
-        assert ours.num_graphs == stock.num_graphs, where
-        assert_same(ours._slice_dict, stock._slice_dict, f"{where} slices")
-        assert_same(ours._inc_dict, stock._inc_dict, f"{where} increments")
 
 
 def assert_same_epochs(ours, stock, epochs=2, seed=5):

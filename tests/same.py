@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex, Index
+from torch_geometric.data import Batch
 from torch_geometric.data.data import BaseData
 from torch_geometric.data.storage import (
     BaseStorage,
@@ -70,6 +71,10 @@ def _assert_same_graphs(a, b, where):
         assert x._parent() is a and y._parent() is b, name
         assert_same(dict(x._mapping), dict(y._mapping), name)
         assert_same(_hidden(x), _hidden(y), f"{name}.__dict__")
+    if isinstance(b, Batch):
+        assert a.num_graphs == b.num_graphs, where
+        assert_same(a._slice_dict, b._slice_dict, f"{where} slices")
+        assert_same(a._inc_dict, b._inc_dict, f"{where} increments")
 
 
 def _hidden(store):

@@ -1,12 +1,8 @@
 """Whatever ends an epoch, nothing hangs, leaks or is lost."""
 
 import gc
-import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 import weakref
@@ -16,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from loading import Molecules, assert_same, resident, resources
+from loading import Molecules, resident, resources
+from processes import run_in_child, script
+from same import assert_same
 from torch_geometric.loader import DataLoader as StockLoader
 
 from gnnaccel.kernels import native
@@ -297,20 +295,6 @@ def test_statistics():
 # --- processes ---------------------------------------------------------------------
 
 
-def run_in_child(function, *arguments, method="fork"):
-    context = multiprocessing.get_context(method)
-    receive, send = context.Pipe(duplex=False)
-    child = context.Process(target=function, args=(send, *arguments))
-    child.start()
-    send.close()
-    assert receive.poll(60), "the child hangs"
-    answer = receive.recv()
-    child.join(60)
-    assert child.exitcode == 0
-    receive.close()
-    return answer
-
-
 def finish(send, iterator, loader):
     """What is left of an epoch, and a whole one, in a child process."""
     rest = [batch.name for batch in iterator]
@@ -364,18 +348,6 @@ def test_loaders_inside_of_workers():
     outer = torch.utils.data.DataLoader(inner, num_workers=2)
     assert [int(total) for total in outer] == [50] * 4
     assert len(list(inner.running)) == 12
-
-
-def script(body, *arguments):
-    """Starts a Python process over `body`, which finds the tests' helpers."""
-    head = f"import sys; sys.path.insert(0, {str(TESTS)!r})\n"
-    return subprocess.Popen(
-        [sys.executable, "-c", head + textwrap.dedent(body), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=TESTS.parent,
-    )
 
 
 INTERRUPTED = """

@@ -6,9 +6,7 @@ import os
 import pickle
 import random
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 import traceback
@@ -18,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 from loading import Molecules, resources
+from processes import run_in_child, script
 from same import assert_same
-from test_loader_manners import run_in_child
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import DistributedSampler, IterableDataset
 from torch_geometric.data import Data
@@ -647,17 +645,6 @@ def test_a_fork_in_mid_epoch():
     assert "begin a new one" in message
     assert found == list(range(20))
     assert values(iterator) == list(range(1, 20))
-
-
-def script(body, *arguments):
-    head = f"import sys; sys.path.insert(0, {str(TESTS)!r})\n"
-    return subprocess.Popen(
-        [sys.executable, "-c", head + textwrap.dedent(body), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=TESTS.parent,
-    )
 
 
 INTERRUPTED = """

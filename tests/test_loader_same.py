@@ -6,13 +6,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from loading import (
-    Molecules,
-    assert_same,
-    assert_same_epochs,
-    graph,
-    hetero_graph,
-)
+from loading import Molecules, assert_same_epochs, graph, hetero_graph
+from same import assert_same
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
