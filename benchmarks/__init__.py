@@ -12,6 +12,7 @@ in the same turns and printed beside the result. What each file does:
   ``cases_loading``, ``cases_prefetch``: the cases
 * ``gpu_pipeline``: a script of its own, for machines with an accelerator
 * ``molecules``: data sets of many small graphs for ``cases_loading``
+* ``ours``: what gnnaccel makes of a layer
 * ``check``: is the result right?
 * ``measure``: time and memory
 * ``bounds``: how fast could it be?

@@ -7,7 +7,6 @@ PyG's layer on a SparseTensor.
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from benchmarks import check, formats
 from benchmarks.graphs import Problem
+from benchmarks.ours import accelerated
 from benchmarks.registry import (
     OURS,
     STOCK,
@@ -129,9 +129,11 @@ def workload(name: str, setting: Setting) -> Workload:
     layer = make(problem, x.size(1))
     arguments = more(problem)
 
-    def bind(module: Any, graph: Any) -> Implementation:
+    def bind(module: Any, graph: Any, note: str = "") -> Implementation:
         return Implementation(
-            lambda x: module(x, graph, *arguments), dict(module.named_parameters())
+            lambda x: module(x, graph, *arguments),
+            dict(module.named_parameters()),
+            note=note,
         )
 
     def stock() -> Implementation:
@@ -142,8 +144,8 @@ def workload(name: str, setting: Setting) -> Workload:
         return bind(copy.deepcopy(layer), adjacency)
 
     def ours() -> Implementation:
-        gnnaccel = importlib.import_module("gnnaccel")
-        return bind(gnnaccel.optimize(copy.deepcopy(layer)), problem.edge_index)
+        module, note = accelerated(layer)
+        return bind(module, problem.edge_index, note)
 
     def exact() -> dict[str, Tensor]:
         # In float32 PyG's own gradients of a maximum of sums are off by 7e-4.

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from benchmarks import cases_kernels, formats, graphs
-from benchmarks.cases_layers import LAYERS, accelerated, learnt, workload
+from benchmarks.cases_layers import LAYERS, workload
+from benchmarks.ours import accelerated, learnt
 from benchmarks.registry import (
     FORWARD,
     OURS,

@@ -9,7 +9,6 @@ clock starts.
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +28,7 @@ from torch_geometric.nn import (
 
 from benchmarks import bounds, formats
 from benchmarks.graphs import Problem
+from benchmarks.ours import accelerated, learnt
 from benchmarks.registry import (
     BACKWARD,
     FORWARD,
@@ -95,25 +95,6 @@ LAYERS = {
     "gatv2": Layer(lambda a, b: GATv2Conv(a, **_in_heads(b)), 2, has_peers=False),
     "transformer": Layer(_transformer, 4, has_peers=False),
 }
-
-
-def accelerated(layer: torch.nn.Module) -> tuple[torch.nn.Module, str]:
-    """A copy of ``layer`` under ``gnnaccel.optimize``, and what to say about it.
-
-    Raises:
-        RuntimeError: optimize left the layer as it is: PyG would race itself.
-    """
-    gnnaccel = importlib.import_module("gnnaccel")
-    ours = gnnaccel.optimize(copy.deepcopy(layer))
-    if type(ours) is type(layer):
-        raise RuntimeError(f"optimize left {type(layer).__name__} as it is")
-    reason = ours.why_not_fused()
-    return ours, f"not fused: {reason}" if reason else ""
-
-
-def learnt(module: torch.nn.Module) -> dict[str, Tensor]:
-    """The parameters of ``module`` that want a gradient."""
-    return {n: p for n, p in module.named_parameters() if p.requires_grad}
 
 
 def makers(

@@ -6,7 +6,7 @@ One call is a whole epoch. Sleeps stand for work that holds no GIL, on its own c
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,24 @@ def _workload(
     )
 
 
+def _epochs(
+    source: Callable[[], Iterator[Tensor]],
+    train: Callable[[Iterable[Tensor]], Tensor],
+    ready: list[Tensor],
+) -> Workload:
+    """Training over ``source``, bare and wrapped; the bound is over ready batches."""
+
+    def stock() -> Implementation:
+        return Implementation(lambda x: train(source()))
+
+    def ours() -> Implementation:
+        loader = _wrapped(source)
+        return Implementation(lambda x: train(loader))
+
+    makers = {STOCK: stock, OURS: ours}
+    return _workload(makers, lambda: train(ready), ALONE, len(ready))
+
+
 @case("prefetch_overlap", group="loading")
 def prefetch_overlap(setting: Setting, variant: str) -> Workload:
     """Loading of 4 ms behind training of 5 ms."""
@@ -71,14 +89,7 @@ def prefetch_overlap(setting: Setting, variant: str) -> Workload:
             total = total + batch
         return total
 
-    def stock() -> Implementation:
-        return Implementation(lambda x: train(source()))
-
-    def ours() -> Implementation:
-        loader = _wrapped(source)
-        return Implementation(lambda x: train(loader))
-
-    return _workload({STOCK: stock, OURS: ours}, lambda: train(ready), ALONE, count)
+    return _epochs(source, train, ready)
 
 
 @case("prefetch_nothing", group="loading", variants=("ready", "python"))
@@ -105,14 +116,7 @@ def prefetch_nothing(setting: Setting, variant: str) -> Workload:
             total = total + batch
         return total
 
-    def stock() -> Implementation:
-        return Implementation(lambda x: train(source()))
-
-    def ours() -> Implementation:
-        loader = _wrapped(source)
-        return Implementation(lambda x: train(loader))
-
-    return _workload({STOCK: stock, OURS: ours}, lambda: train(ready), ALONE, count)
+    return _epochs(source, train, ready)
 
 
 @case("prefetch_hand_over", group="loading")
