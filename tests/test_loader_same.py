@@ -178,6 +178,12 @@ def test_draws_between_batches(molecules):
     assert_same(drawn[1], drawn[0])
 
 
+@pytest.mark.parametrize("prefetch", PREFETCH)
+def test_batches_that_two_threads_share(prefetch):
+    loader, stock = pair(Molecules(3000), 700, shuffle=True, prefetch=prefetch)
+    assert_same_epochs(loader, stock, epochs=8)
+
+
 def test_two_loaders_in_step(molecules):
     both = []
     for kind in (StockLoader, DataLoader):

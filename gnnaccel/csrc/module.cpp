@@ -181,8 +181,8 @@ void bind_fill_batch(Address parts, int64_t count, Address index, Address values
   fill_batch({at<const Part>(parts),
               count,
               {at<const int64_t>(index), at<const int64_t>(values), graphs},
-              {at(slab), at(small)},
-              alone});
+              {at(slab), at(small)}},
+             alone);
 }
 
 void bind_copy_blocks(Address blocks, int64_t count, Address target) {

@@ -4,6 +4,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include <memory>
 #include <utility>
 
 #include "pack.h"
@@ -47,13 +48,12 @@ bool wait(const HeldTicket& held) {
 
 HeldTicket submit(Worker& worker, nb::object keep, Address parts, int64_t count, Address index,
                   Address values, int64_t graphs, Address slab, Address small) {
-  return {std::move(keep), worker.submit([=] {
-            fill_batch({at<const Part>(parts),
-                        count,
-                        {at<const int64_t>(index), at<const int64_t>(values), graphs},
-                        {at(slab), at(small)},
-                        /*alone=*/true});
-          })};
+  auto filling = std::make_shared<Filling>(
+      Fill{at<const Part>(parts),
+           count,
+           {at<const int64_t>(index), at<const int64_t>(values), graphs},
+           {at(slab), at(small)}});
+  return {std::move(keep), worker.submit([filling] { filling->run(); })};
 }
 
 }  // namespace

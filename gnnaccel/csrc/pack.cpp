@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
-#include <vector>
 
 #include "parallel.h"
 
@@ -18,6 +17,10 @@ constexpr int64_t kAhead = 2, kFetched = 2048;
 
 // Bytes from which a second thread pays.
 constexpr int64_t kParallelBytes = int64_t{1} << 21;
+
+// Graphs of a piece, at least, and pieces of a batch, at most: small enough that two
+// threads end together, large enough that what is fetched ahead is of use.
+constexpr int64_t kPiece = 64, kPieces = 16;
 
 const int64_t* plan_row(const Plan& plan, int64_t row) {
   return plan.values + row * (plan.graphs + 1);
@@ -78,27 +81,6 @@ void number_rows(const Part& p, const Plan& plan, char* to, int64_t begin, int64
   for (int64_t g = begin; g < end; ++g) std::fill(out + at[g], out + at[g + 1], g);
 }
 
-struct Work {
-  const Fill* args;
-  const int64_t* offsets;
-  int64_t pieces;
-};
-
-// The graphs [begin, end) of every part.
-void fill_graphs(const Work& work, int64_t begin, int64_t end) {
-  const Fill& a = *work.args;
-  for (int64_t i = 0; i < a.count; ++i) {
-    const Part& p = a.parts[i];
-    char* to = static_cast<char*>(a.slabs[p.slab]) + work.offsets[i];
-    switch (p.kind) {
-      case Part::kRows: copy_rows(p, a.plan, to, begin, end); break;
-      case Part::kBatch: number_rows(p, a.plan, to, begin, end); break;
-      default:
-        if (begin == 0) std::memcpy(to, plan_row(a.plan, p.plan), (a.plan.graphs + 1) * 8);
-    }
-  }
-}
-
 }  // namespace
 
 int64_t look_up(const Lookup& a) {
@@ -131,23 +113,45 @@ void place(const Part* parts, int64_t count, const Plan& plan, int64_t* offsets,
   }
 }
 
-void fill_batch(const Fill& args) {
-  std::vector<int64_t> offsets(args.count);
-  int64_t sizes[2];
-  place(args.parts, args.count, args.plan, offsets.data(), sizes);
-  const int64_t graphs = args.plan.graphs;
-  const int64_t threads_worth = (sizes[0] + sizes[1]) / kParallelBytes + 1;
-  Work work{&args, offsets.data(), 1};
-  if (!args.alone) work.pieces = std::min({threads(), threads_worth, graphs});
-  if (work.pieces <= 1) return fill_graphs(work, 0, graphs);
+Filling::Filling(const Fill& args)
+    : args_(args),
+      piece_(std::max(kPiece, (args.plan.graphs + kPieces - 1) / kPieces)),
+      offsets_(args.count) {
+  place(args_.parts, args_.count, args_.plan, offsets_.data(), sizes_);
+}
+
+int64_t Filling::threads_worth() const {
+  return std::min(threads(), (sizes_[0] + sizes_[1]) / kParallelBytes + 1);
+}
+
+void Filling::run() {
+  // A batch without graphs has its parts, of no rows, too.
+  const int64_t end = std::max<int64_t>(args_.plan.graphs, 1);
+  for (int64_t g; (g = next_.fetch_add(piece_, std::memory_order_relaxed)) < end;)
+    fill_graphs(g, std::min(g + piece_, args_.plan.graphs));
+}
+
+// The graphs [begin, end) of every part.
+void Filling::fill_graphs(int64_t begin, int64_t end) const {
+  for (int64_t i = 0; i < args_.count; ++i) {
+    const Part& p = args_.parts[i];
+    char* to = static_cast<char*>(args_.slabs[p.slab]) + offsets_[i];
+    switch (p.kind) {
+      case Part::kRows: copy_rows(p, args_.plan, to, begin, end); break;
+      case Part::kBatch: number_rows(p, args_.plan, to, begin, end); break;
+      default:
+        if (begin == 0) std::memcpy(to, plan_row(args_.plan, p.plan), (args_.plan.graphs + 1) * 8);
+    }
+  }
+}
+
+void fill_batch(const Fill& args, bool alone) {
+  Filling filling(args);
+  const int64_t threads = alone ? 1 : filling.threads_worth();
+  if (threads <= 1) return filling.run();
   parallel(
-      work.pieces,
-      [](int64_t begin, int64_t end, void* context) {
-        const Work& w = *static_cast<const Work*>(context);
-        const int64_t n = w.args->plan.graphs;
-        fill_graphs(w, n * begin / w.pieces, n * end / w.pieces);
-      },
-      &work);
+      threads,
+      [](int64_t, int64_t, void* context) { static_cast<Filling*>(context)->run(); }, &filling);
 }
 
 }  // namespace gnnaccel

@@ -1,6 +1,8 @@
 // Batches out of packed graphs: one copy of each attribute into one block of memory.
 #pragma once
+#include <atomic>
 #include <cstdint>
+#include <vector>
 
 namespace gnnaccel {
 
@@ -59,10 +61,31 @@ struct Fill {
   int64_t count;
   Plan plan;
   void* slabs[2];
-  bool alone;  // stays in the calling thread
 };
 
-// Writes every part of a batch. Needs no Python and may run in any thread.
-void fill_batch(const Fill& args);
+// The copy of one batch, which several threads may share. Needs no Python.
+class Filling {
+ public:
+  explicit Filling(const Fill& args);
+
+  // Writes a piece of the batch after another, until none is left to begin. What other
+  // threads have begun may still be under way then.
+  void run();
+
+  // The threads that are worth their wake-up, of torch's.
+  int64_t threads_worth() const;
+
+ private:
+  void fill_graphs(int64_t begin, int64_t end) const;
+
+  const Fill args_;
+  const int64_t piece_;
+  std::vector<int64_t> offsets_;
+  int64_t sizes_[2];
+  std::atomic<int64_t> next_{0};
+};
+
+// Writes every part of a batch; `alone` stays in the calling thread.
+void fill_batch(const Fill& args, bool alone);
 
 }  // namespace gnnaccel

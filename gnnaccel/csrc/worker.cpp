@@ -6,6 +6,7 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -65,7 +66,7 @@ class Jobs {
       std::lock_guard<std::mutex> lock(mutex_);
       number = ++last_;
       if (!stop_) {
-        waiting_.emplace_back(number, std::move(job));
+        waiting_.emplace_back(number, std::make_shared<Job>(std::move(job)));
         state_.emplace(number, Entry{});
       }
     }
@@ -76,6 +77,13 @@ class Jobs {
   Ticket::State wait(uint64_t number, int64_t milliseconds) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (withdraw(number)) state_.erase(number);
+    if (running_ == number) {
+      auto job = job_;
+      lock.unlock();
+      (*job)();
+      job = nullptr;
+      lock.lock();
+    }
     const auto settled = [&] {
       const auto entry = state_.find(number);
       return entry == state_.end() || entry->second.state != Ticket::State::kPending;
@@ -116,6 +124,8 @@ class Jobs {
   }
 
  private:
+  using Job = std::function<void()>;
+
   struct Entry {
     Ticket::State state = Ticket::State::kPending;
     std::string error;
@@ -140,22 +150,23 @@ class Jobs {
     while (true) {
       wake_.wait(lock, [&] { return stop_ || !waiting_.empty(); });
       if (stop_) return;
-      auto [number, job] = std::move(waiting_.front());
+      uint64_t number;
+      std::tie(number, job_) = std::move(waiting_.front());
       waiting_.pop_front();
       running_ = number;
+      auto job = job_;
       lock.unlock();
       Entry outcome{Ticket::State::kDone, {}};
       try {
-        job();
+        (*job)();
       } catch (const std::exception& error) {
         outcome = {Ticket::State::kFailed, error.what()};
       } catch (...) {
         outcome = {Ticket::State::kFailed, "unknown error"};
       }
-      // What the job holds is freed before anyone hears of its end.
-      job = nullptr;
       lock.lock();
       running_ = 0;
+      job_ = nullptr;
       const auto entry = state_.find(number);
       if (entry != state_.end()) entry->second = std::move(outcome);
       ended_.notify_all();
@@ -165,11 +176,12 @@ class Jobs {
   const int64_t owner_ = process();
   std::mutex mutex_;
   std::condition_variable wake_, ended_;
-  std::deque<std::pair<uint64_t, std::function<void()>>> waiting_;
+  std::deque<std::pair<uint64_t, std::shared_ptr<Job>>> waiting_;
   std::unordered_map<uint64_t, Entry> state_;
   std::unique_ptr<std::thread> thread_;
   uint64_t last_ = 0;
   uint64_t running_ = 0;
+  std::shared_ptr<Job> job_;  // that which is running
   bool stop_ = false;
 };
 

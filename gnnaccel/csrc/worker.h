@@ -23,7 +23,8 @@ class Ticket {
   enum class State { kPending, kDone, kFailed, kLost };
 
   // Takes the job back if it has not begun: who needs it now is faster than a thread
-  // that has yet to wake up. Else waits up to `milliseconds` for its end.
+  // that has yet to wake up. Else helps with it, then waits up to `milliseconds` for
+  // its end.
   //
   // kLost: the job will never run, since it was taken back or its thread was left
   // behind in the parent process by a fork.
@@ -45,6 +46,7 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
   ~Worker() { close(); }
 
+  // The job may be called by a second thread while it runs: who waits for it helps.
   Ticket submit(std::function<void()> job);
 
   // False in a process that was forked from the one with the thread, and once closed.

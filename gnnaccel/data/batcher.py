@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import array
+import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -220,6 +222,10 @@ def as_index(index: Any) -> Tensor:
     Raises:
         TypeError: It holds something else than integers: a mask is no position.
     """
+    if type(index) is list and index and type(index[0]) is int:
+        # What samplers give; torch takes seven times as long to read it.
+        with contextlib.suppress(TypeError, OverflowError):
+            return torch.frombuffer(array.array("q", index), dtype=torch.int64)
     found = torch.as_tensor(index, device="cpu").reshape(-1)
     kind = found.dtype
     other = kind is torch.bool or kind.is_floating_point or kind.is_complex
