@@ -160,10 +160,7 @@ def _path(layer: Any) -> tuple[str, str]:
         place = _place(layer)
         if place is not None:
             return PYG, place
-        return (
-            GENERIC,
-            f"{_why_not_exact(cls)}its own messages, our gather and reductions",
-        )
+        return GENERIC, f"{_why_not_exact(cls)}{cls.done_by}"
     if generic(cls) is not None:
         return PYG, "not optimised: call gnnaccel.optimize(model)"
     if getattr(cls, "leave_to_pyg", False):

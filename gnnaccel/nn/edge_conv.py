@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gnnaccel.nn import dense
 from gnnaccel.nn.fused import Fused, graph_for, may_reorder, sizes
+from gnnaccel.nn.networks import through
 from gnnaccel.nn.pairwise import difference_ends, reduce_sum_of_ends
 from gnnaccel.ops.gather import gather, scatter
 
@@ -54,9 +55,7 @@ class EdgeConv(Fused, torch_geometric.nn.EdgeConv):
         source, target = edge_index
         if self.flow == "target_to_source":
             source, target = target, source
-        messages = gather(y, source) + gather(z, target)
-        for module in rest:
-            messages = module(messages)
+        messages = through(rest, gather(y, source).add_(gather(z, target)))
         if messages.dim() != 2:
             return None
         return scatter(messages, target, adj.num_dst, self._reduce)

@@ -10,7 +10,7 @@ other.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,9 +18,25 @@ from torch_geometric.nn import MessagePassing, aggr
 
 from gnnaccel import kernels
 from gnnaccel.errors import EdgeIndexError
-from gnnaccel.nn.fused import REDUCE_OF, graph_for, hooked_method, sizes, watched
+from gnnaccel.nn.fused import (
+    REDUCE_OF,
+    graph_for,
+    hooked_method,
+    is_served,
+    sizes,
+    watched,
+)
 from gnnaccel.nn.messages import weight_of
 from gnnaccel.nn.neighbours import aggregate
+from gnnaccel.nn.networks import (
+    Ends,
+    after_reduction,
+    ends_in_linear,
+    first_and_rest,
+    network_of,
+    takes,
+    through,
+)
 from gnnaccel.nn.normalisation import remembering
 from gnnaccel.nn.stand_in import LayerStandIn, StandIn
 from gnnaccel.ops.gather import gather, scatter
@@ -52,6 +68,8 @@ class Copied(StandIn):
 class Lifting(Copied, LayerStandIn):
     """Mixed into a message passing class: lifts rows by :func:`gnnaccel.ops.gather`."""
 
+    #: What computes the layer, for people.
+    done_by: ClassVar[str] = "its own messages, our gather and reductions"
     node_dim: int
 
     def _index_select(self, src: Tensor, index: Tensor) -> Tensor:
@@ -75,6 +93,7 @@ class Lifting(Copied, LayerStandIn):
 class Multiplying(Lifting):
     """Mixed in where a message is a row times a weight: sums by a sparse product."""
 
+    done_by = "spmm: its message is a row times a weight"
     flow: str
     aggr_module: torch.nn.Module
 
@@ -125,6 +144,95 @@ class Multiplying(Lifting):
             return None
         out = aggregate(adj, x_src, weight, reduce)
         return out if shape is None else out.unflatten(1, shape[::2]).transpose(0, 1)
+
+
+class Splitting(Lifting):
+    """Mixed in where a message is a network of rows side by side: see ``networks``."""
+
+    done_by = "the first linear layer of its network per node, not per edge"
+    flow: str
+    aggr_module: torch.nn.Module
+
+    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
+        """See :meth:`torch_geometric.nn.MessagePassing.propagate`."""
+        out = self._split(edge_index, size, kwargs)
+        if out is None:
+            out = super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
+        return out
+
+    def _split(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+        """The result; ``None`` where the layer's own path is needed."""
+        found = network_of(made_from(type(self)))
+        assert found is not None
+        if (
+            type(edge_index) is not Tensor
+            or edge_index.layout != torch.strided
+            or edge_index.dim() != 2
+            or self.node_dim not in (-2, 0)
+            or _observed(self)
+            or torch.compiler.is_compiling()
+            or torch.jit.is_tracing()  # type: ignore[attr-defined]
+        ):
+            return None
+        layer: Any = self
+        known = layer._check_input(edge_index, size)
+        target = self.flow == "source_to_target"
+        index = {"_i": edge_index[int(target)], "_j": edge_index[int(not target)]}
+        rows = {}
+        for name in found.rows:
+            x = self._end(name, known, kwargs)
+            if x is None or not _served(x, index["_i"], index["_i"].numel()):
+                return None
+            rows[name] = x
+        edges: dict[str, Any] = {n: kwargs.get(n) for n in found.edges}
+        if any(
+            type(e) is not Tensor or e.dim() != 2 or e.size(0) != index["_i"].size(0)
+            for e in edges.values()
+        ):
+            return None
+        network = getattr(self, found.name)
+        try:
+            ready = first_and_rest(network, found.parts, Ends(index, rows), edges)
+        except EdgeIndexError:
+            return None  # PyG words its own
+        if ready is None:
+            return None
+        messages, rest = ready
+        wanted = layer.inspector.get_flat_param_names(
+            ["aggregate", "update"], exclude=layer.special_args
+        )
+        collected = layer._collect(wanted, edge_index, known, kwargs)
+        cls: Any = type(self)
+        kind: Any = type(self.aggr_module)
+        kind = made_from(kind) or kind
+        last = None
+        if cls.aggregate is MessagePassing.aggregate and ends_in_linear(rest, kind):
+            last = rest.pop()
+        messages = through(rest, messages)
+        if last is not None and not takes(last, messages, index["_i"]):
+            messages, last = last(messages), None
+        collect = layer.inspector.collect_param_data
+        out = layer.aggregate(messages, **collect("aggregate", collected))
+        if last is not None:
+            mean = kind is aggr.MeanAggregation
+            out = after_reduction(last, out, index["_i"], mean)
+        return layer.update(out, **collect("update", collected))
+
+    def _end(self, name: str, size: Any, kwargs: dict[str, Any]) -> Tensor | None:
+        """Features of the nodes at one end, as PyG's ``_collect`` finds them."""
+        layer: Any = self
+        x: Any = kwargs.get(name[:-2])
+        dim = int((name[-2:] == "_i") == (self.flow == "source_to_target"))
+        if isinstance(x, (tuple, list)):
+            if len(x) != 2:
+                return None
+            if isinstance(x[1 - dim], Tensor):
+                layer._set_size(size, 1 - dim, x[1 - dim])
+            x = x[dim]
+        if not is_served(x):
+            return None
+        layer._set_size(size, dim, x)
+        return x
 
 
 class Reducing(Copied):
@@ -200,7 +308,9 @@ def generic(cls: Any) -> type | None:
     if issubclass(cls, MessagePassing):
         if cls._index_select is not MessagePassing._index_select:
             return None
-        return _made(Lifting if weight_of(cls) is None else Multiplying, cls)
+        if weight_of(cls) is not None:
+            return _made(Multiplying, cls)
+        return _made(Lifting if network_of(cls) is None else Splitting, cls)
     if cls in REDUCING:
         return _made(Reducing, cls)
     return None
@@ -219,7 +329,7 @@ def made_from(cls: type) -> type | None:
     """What :func:`generic` was given to make ``cls``; ``None`` if it did not."""
     return (
         cls.__bases__[-1]
-        if cls.__bases__[0] in (Lifting, Multiplying, Reducing)
+        if cls.__bases__[0] in (Lifting, Multiplying, Splitting, Reducing)
         else None
     )
 
