@@ -19,10 +19,12 @@ from torch_geometric.nn import MessagePassing, aggr
 from gnnaccel import kernels
 from gnnaccel.errors import EdgeIndexError
 from gnnaccel.nn.fused import REDUCE_OF, graph_for, hooked_method, sizes, watched
-from gnnaccel.nn.messages import weight_of
+from gnnaccel.nn.joined import joined_sum
+from gnnaccel.nn.messages import Weight, joined_of, weight_of
 from gnnaccel.nn.neighbours import aggregate
 from gnnaccel.nn.normalisation import remembering
 from gnnaccel.nn.stand_in import LayerStandIn, StandIn
+from gnnaccel.ops.adj import Adj, wants_grad
 from gnnaccel.ops.gather import gather, scatter
 
 #: Numbers in a lifted or reduced tensor from which the grouping pays.
@@ -72,37 +74,57 @@ class Lifting(Copied, LayerStandIn):
         return selected
 
 
-class Multiplying(Lifting):
-    """Mixed in where a message is a row times a weight: sums by a sparse product."""
+class Summing(Lifting):
+    """Mixed in where it is known what a message is made of: none is written down."""
 
     flow: str
     aggr_module: torch.nn.Module
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
         """See :meth:`torch_geometric.nn.MessagePassing.propagate`."""
-        out = self._product(edge_index, size, kwargs)
+        out = self._sum(edge_index, size, kwargs)
         if out is None:
             out = super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
         return out
 
-    def _product(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
-        """The product; ``None`` where the layer's own path is needed."""
-        found = weight_of(made_from(type(self)))
-        assert found is not None
-        name, flattens = found
+    def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+        """What is asked for; ``None`` where the layer's own path is needed."""
+        raise NotImplementedError
+
+    def _reduction(
+        self, edge_index: Any, kwargs: dict[str, Any], names: set[str | None]
+    ) -> str | None:
+        """How messages are reduced, if that can be done without writing them down.
+
+        Args:
+            edge_index: What the user passed.
+            kwargs: What else; only ``names`` are known.
+            names: Of arguments.
+        """
         reduce = REDUCE_OF.get(
             made_from(type(self.aggr_module)) or type(self.aggr_module)
         )
         if (
             type(edge_index) is not Tensor
             or edge_index.layout != torch.strided
-            or kwargs.keys() - {"x", name}
+            or kwargs.keys() - names
             or self.node_dim not in (-2, 0)
-            or reduce is None
             or _observed(self)
             or torch.compiler.is_compiling()
             or torch.jit.is_tracing()  # type: ignore[attr-defined]
         ):
+            return None
+        return reduce
+
+
+class Multiplying(Summing):
+    """Mixed in where a message is a row times a weight: sums by a sparse product."""
+
+    def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+        found = weight_of(made_from(type(self)))
+        assert found is not None
+        reduce = self._reduction(edge_index, kwargs, {"x", found.name})
+        if reduce is None:
             return None
         x = kwargs.get("x")
         shape = None
@@ -110,21 +132,65 @@ class Multiplying(Lifting):
             shape = x.shape  # [K, N, F]: one graph, all its columns side by side
             x = x.transpose(0, 1).flatten(1)
         x_src, _, num_dst, ok = sizes(self, x, size)
-        weight = None if name is None else kwargs.get(name)
+        weight = None if found.name is None else kwargs.get(found.name)
         if isinstance(weight, Tensor):
-            if weight.numel() != edge_index.size(-1) or (
-                weight.dim() != 1 and not flattens
-            ):
+            weight = _per_edge(found, weight, edge_index)
+            if weight is None:
                 return None
-            weight = weight.reshape(-1)
-        try:
-            adj = graph_for(self, x_src, edge_index, num_dst, weight) if ok else None
-        except EdgeIndexError:
-            return None  # PyG words its own
-        if adj is None or adj.graph is None:
+        adj = _graph(self, x_src, edge_index, num_dst, weight) if ok else None
+        if adj is None:
             return None
         out = aggregate(adj, x_src, weight, reduce)
         return out if shape is None else out.unflatten(1, shape[::2]).transpose(0, 1)
+
+
+class Joining(Summing):
+    """Mixed in where a message joins a row with the edge's features."""
+
+    def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+        found = joined_of(made_from(type(self)))
+        assert found is not None
+        name = None if found.weight is None else found.weight.name
+        reduce = self._reduction(edge_index, kwargs, {"x", found.edge, name})
+        edge = kwargs.get(found.edge)
+        if (
+            reduce not in ("sum", "mean")
+            or type(edge) is not Tensor
+            or edge.layout != torch.strided
+            or edge.dim() != 2
+            or edge.size(0) != edge_index.size(1)
+        ):
+            return None
+        x_src, _, num_dst, ok = sizes(self, kwargs.get("x"), size)
+        weight = None
+        if found.weight is not None:
+            weight = _per_edge(
+                found.weight, kwargs.get(found.weight.name or ""), edge_index
+            )
+            if weight is None or wants_grad(weight):
+                return None
+        adj = _graph(self, x_src, edge_index, num_dst, weight) if ok else None
+        if adj is None:
+            return None
+        through = None if found.through is None else getattr(self, found.through)
+        return joined_sum(adj, found.kind, x_src, edge, through, weight, reduce)
+
+
+def _per_edge(found: Weight, weight: Any, edge_index: Tensor) -> Tensor | None:
+    """A weight ``[E]``; ``None`` if it has another shape than the message takes."""
+    if not isinstance(weight, Tensor) or weight.numel() != edge_index.size(-1):
+        return None
+    return weight.reshape(-1) if weight.dim() == 1 or found.flattens else None
+
+
+def _graph(
+    layer: Any, x_src: Any, edge_index: Tensor, num_dst: int | None, weight: Any
+) -> Adj | None:
+    try:
+        adj = graph_for(layer, x_src, edge_index, num_dst, weight)
+    except EdgeIndexError:
+        return None  # PyG words its own
+    return None if adj is None or adj.graph is None else adj
 
 
 class Reducing(Copied):
@@ -200,7 +266,9 @@ def generic(cls: Any) -> type | None:
     if issubclass(cls, MessagePassing):
         if cls._index_select is not MessagePassing._index_select:
             return None
-        return _made(Lifting if weight_of(cls) is None else Multiplying, cls)
+        if weight_of(cls) is not None:
+            return _made(Multiplying, cls)
+        return _made(Lifting if joined_of(cls) is None else Joining, cls)
     if cls in REDUCING:
         return _made(Reducing, cls)
     return None
@@ -219,7 +287,7 @@ def made_from(cls: type) -> type | None:
     """What :func:`generic` was given to make ``cls``; ``None`` if it did not."""
     return (
         cls.__bases__[-1]
-        if cls.__bases__[0] in (Lifting, Multiplying, Reducing)
+        if cls.__bases__[0] in (Lifting, Multiplying, Joining, Reducing)
         else None
     )
 
