@@ -58,6 +58,21 @@ class Unseen(pyg.MessagePassing):
         return self.network(torch.cat([x_i, x_j, e], dim=-1))
 
 
+class Bonds(pyg.MessagePassing):
+    """A user's layer that learns what kinds of edges add, as OGB's examples do."""
+
+    def __init__(self, fan_in: int, fan_out: int) -> None:
+        super().__init__(aggr="add")
+        self.encoder = torch.nn.Linear(4, fan_in)
+        self.lin = torch.nn.Linear(fan_in, fan_out)
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        return self.lin(self.propagate(edge_index, x=x, e=self.encoder(e)))
+
+    def message(self, x_j: Tensor, e: Tensor) -> Tensor:
+        return torch.relu(x_j + e)
+
+
 def _pna(problem: Problem, f: int) -> torch.nn.Module:
     counts = torch.bincount(problem.edge_index[1], minlength=problem.num_nodes)
     return pyg.PNAConv(
@@ -115,6 +130,7 @@ LAYERS: dict[str, Entry] = {
         False,
     ),
     "own_taught": (lambda p, f: Taught(f, f), _weights, False),
+    "own_bonds": (lambda p, f: Bonds(f, f), _features, False),
     "own_mlp_sum": (lambda p, f: Unseen(f, f, "add"), _features, False),
     "own_mlp_max": (lambda p, f: Unseen(f, f, "max"), _features, False),
 }

@@ -33,6 +33,7 @@ OPS = {
     "scatter, segment: max, min": "spmm_extreme",
     "edge_softmax, softmax": "softmax",
     "attention": "attention",
+    "message_sum": "message_sum",
     "Graph (sorting edges)": "group",
 }
 

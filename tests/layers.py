@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import gnnaccel.nn
 
 CLASSES = (
-    *("GCNConv", "SAGEConv", "GraphConv", "GINConv"),
+    *("GCNConv", "SAGEConv", "GraphConv", "GINConv", "GINEConv"),
     *("GATConv", "GATv2Conv", "TransformerConv"),
 )
 ATTENTION = ("GATConv", "GATv2Conv", "TransformerConv")
@@ -27,12 +27,14 @@ class Config(NamedTuple):
         weighted: Whether forward takes ``edge_weight``.
         absolute: Whether the layer on absolute values bounds the sum of the absolute
             terms (no extremes, no final normalisation).
+        edged: Whether forward takes ``edge_attr``: ``"learnt"`` or ``"constant"``.
     """
 
     cls: str
     kwargs: dict[str, Any]
     weighted: bool = False
     absolute: bool = True
+    edged: str | None = None
 
     @property
     def bipartite(self) -> bool:
@@ -81,6 +83,22 @@ CONFIGS = {
     "gin_mean": Config("GINConv", {"aggr": "mean"}, absolute=False),
     "gin_backwards": Config("GINConv", {"flow": "target_to_source"}, absolute=False),
     **{
+        name: Config("GINEConv", kwargs, absolute=False, edged=edged)
+        for name, (kwargs, edged) in {
+            "gine": ({}, "learnt"),
+            "gine_constant": ({"eps": -0.5}, "constant"),
+            "gine_dim": ({"edge_dim": 3}, "learnt"),
+            "gine_dim_constant": ({"edge_dim": 3, "eps": 0.2}, "constant"),
+            "gine_deep": ({"edge_dim": 20}, "constant"),
+            "gine_train_eps": ({"train_eps": True, "eps": 0.3}, "learnt"),
+            "gine_mean": ({"aggr": "mean", "edge_dim": 3}, "constant"),
+            "gine_backwards": (
+                {"flow": "target_to_source", "edge_dim": 3},
+                "constant",
+            ),
+        }.items()
+    },
+    **{
         name: Config(cls, kwargs, absolute=False)
         for name, (cls, kwargs) in {
             "gat": ("GATConv", {}),
@@ -117,6 +135,7 @@ UNFUSED = {
     "sage_std": Config("SAGEConv", {"aggr": "std"}, absolute=False),
     "sage_mul": Config("SAGEConv", {"aggr": "mul"}, absolute=False),
     "graph_median": Config("GraphConv", {"aggr": "median"}, absolute=False),
+    "gine_max": Config("GINEConv", {"aggr": "max"}, absolute=False, edged="learnt"),
     "gin_powermean": Config("GINConv", {"aggr": "powermean"}, absolute=False),
 }
 
@@ -124,7 +143,7 @@ UNFUSED = {
 def _arguments(
     config: Config, fin: int | tuple[int, int], fout: int
 ) -> tuple[Any, ...]:
-    if config.cls == "GINConv":
+    if config.cls in ("GINConv", "GINEConv"):
         width = fin if isinstance(fin, int) else fin[0]
         mlp = nn.Sequential(nn.Linear(width, 8), nn.ReLU(), nn.Linear(8, fout))
         return (mlp,)
@@ -179,6 +198,10 @@ def inputs(
     if config.weighted:
         weight = torch.rand(case.num_edges, dtype=torch.float64) + 0.1
         args.append(weight.requires_grad_(grad))
+    elif config.edged:
+        columns = config.kwargs.get("edge_dim", width)
+        edge = torch.randn(case.num_edges, columns, dtype=torch.float64)
+        args.append(edge.requires_grad_(grad and config.edged == "learnt"))
     elif config.cls in ("GCNConv", "GraphConv"):
         args.append(None)
     if size and config.bipartite:

@@ -28,6 +28,8 @@ KINDS = (
     "sage_max",
     "graph_weighted",
     "gin_train_eps",
+    "gine",
+    "gine_dim_constant",
     "gat_heads",
     "gatv2_heads",
     "transformer_heads",
@@ -346,8 +348,8 @@ def test_training_follows_pyg(name):
     case = ALL["unsorted"]
     losses = []
     for layer in make(name, 5, 4):
-        args = inputs(name, case, grad=False)
         torch.manual_seed(3)
+        args = inputs(name, case, grad=False)
         args = (torch.randn(13, 5, dtype=torch.float64), *args[1:])
         if CONFIGS[name].weighted:
             args = (*args[:2], torch.linspace(0.1, 1, 60, dtype=torch.float64))
@@ -383,7 +385,7 @@ def test_a_stack_of_layers_shares_its_inputs(learnt):
     x = torch.randn(13, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.rand(60, dtype=torch.float64) + 0.1
     weight.requires_grad_(learnt)
-    pairs = [(make(config), config.weighted) for config in CONFIGS.values()]
+    pairs = [(make(c), c.weighted) for c in CONFIGS.values() if not c.edged]
     for _ in range(3):
         for (stock, ours), weighted in pairs:
             assert_alike(stock, ours, x, edge_index, *([weight] if weighted else []))

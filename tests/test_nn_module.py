@@ -65,7 +65,7 @@ def test_initial_parameters_are_pygs(cls, seeded):
     layers = []
     for package in (pyg, gnnaccel.nn):
         torch.manual_seed(4)
-        args = (nn.Linear(5, 4),) if cls == "GINConv" else (5, 4)
+        args = (nn.Linear(5, 4),) if cls.startswith("GIN") else (5, 4)
         layer = getattr(package, cls)(*args)
         if not seeded:
             layer.reset_parameters()
@@ -524,12 +524,14 @@ def test_subclasses_are_honoured(cls, method):
     for package in (pyg, gnnaccel.nn):
         kind = _subclasses(getattr(package, cls))[method]
         torch.manual_seed(4)
-        args = (nn.Linear(5, 4),) if cls == "GINConv" else (5, 4)
+        args = (nn.Linear(5, 4),) if cls.startswith("GIN") else (5, 4)
         layers.append(kind(*args).double())
     stock, ours = layers
     x = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
     for graph in ("loops", "no_edges"):
-        assert_alike(stock, ours, x, SQUARE[graph].edge_index)
+        case = SQUARE[graph]
+        edge = (torch.ones(case.num_edges, 5).double(),) if cls == "GINEConv" else ()
+        assert_alike(stock, ours, x, case.edge_index, *edge)
     if method in ("message", "aggregate", "update", "propagate"):
         assert method in ours.why_not_fused()
     if method == "plain":

@@ -108,4 +108,25 @@ struct AttentionArgs {
   void *g_query, *g_key, *g_value, *g_att, *g_edge, *g_bias;
 };
 
+// out[i] = own * x[i] + sum_e w[e] f(x[col[e]], y[e]), where y[e] is the edge's row, or
+// that times the map, and f is 0: relu(x + y), 1: x * y (without a map). What stands per
+// entry is in the caller's order.
+// With `grad` its gradients instead: `g` groups by source then, `out` is that of x.
+struct MessageArgs {
+  Grouping g;
+  int kind;
+  const void* x;
+  int64_t x_stride;
+  const void* edge;  // contiguous [entries, features], or [entries, depth] with a map
+  const void* map;   // contiguous [map_rows, features], or nullptr; f32 and f64 only
+  int64_t depth, map_rows;  // one row more than depth: it is added as it is
+  const void* w;     // [entries], or nullptr
+  double own;        // 0, or rows are columns
+  int64_t features;
+  void* out;         // contiguous [rows, features]
+  const void* grad;  // contiguous [cols, features], or nullptr: forward
+  void* g_edge;      // [entries, features], or nullptr: not wanted
+  void* g_map;       // [map_rows, features], with a map
+};
+
 }  // namespace gnnaccel

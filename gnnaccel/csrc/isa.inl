@@ -32,6 +32,7 @@ namespace {
 #include "attention_backward.inl"
 #include "dot.inl"
 #include "extreme.inl"
+#include "message.inl"
 #include "softmax.inl"
 #include "spmm.inl"
 
@@ -47,6 +48,7 @@ extern const Kernels table = {GNNACCEL_STRING(GNNACCEL_ISA),
                               softmax,
                               attention,
                               attention_backward,
+                              message_sum,
                               read_rows};
 
 }  // namespace GNNACCEL_ISA

@@ -116,6 +116,16 @@ void bind_attention_backward(GROUPING_PARAMS, Address t_ptr, Address t_col, Addr
   kernels().attention_backward(a, Dtype(dtype));
 }
 
+void bind_message_sum(GROUPING_PARAMS, int dtype, int kind, Address x, int64_t x_stride,
+                      Address edge, Address map, int64_t depth, int64_t map_rows, Address w,
+                      double own, int64_t features, Address out, Address grad,
+                      Address g_edge, Address g_map) {
+  nb::gil_scoped_release release;
+  kernels().message_sum({GROUPING, kind, at(x), x_stride, at(edge), at(map), depth, map_rows,
+                         at(w), own, features, at(out), at(grad), at(g_edge), at(g_map)},
+                        Dtype(dtype));
+}
+
 double bind_read_rows(GROUPING_PARAMS, Address x, int64_t features) {
   nb::gil_scoped_release release;
   return kernels().read_rows(GROUPING, at<const float>(x), features);
@@ -212,6 +222,7 @@ NB_MODULE(_native, m) {
   m.def("softmax", &bind_softmax);
   m.def("attention", &bind_attention);
   m.def("attention_backward", &bind_attention_backward);
+  m.def("message_sum", &bind_message_sum);
   m.def("read_rows", &bind_read_rows);
   m.def("plan_batch", &bind_plan_batch);
   m.def("fill_batch", &bind_fill_batch);

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gnnaccel.kernels import library, memory
 from gnnaccel.kernels.grouping import Grouping, accumulator, index_dtype
+from gnnaccel.kernels.message import KINDS, Parts
 from gnnaccel.kernels.native_attention import attention, attention_backward
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "gather_rows",
     "group",
     "isa",
+    "message_sum",
+    "message_sum_backward",
     "read_rows",
     "reason",
     "sddmm",
@@ -272,6 +275,65 @@ def sddmm(g: Grouping, a: Tensor, b: Tensor) -> Tensor:
         out.data_ptr(),
         a.size(1) if a.dim() == 3 else 1,
         a.size(-1),
+    )
+    return out
+
+
+def message_sum(g: Grouping, kind: str, parts: Parts, own: float = 0.0) -> Tensor:
+    """See :func:`gnnaccel.kernels.message.message_sum`."""
+    return _message_sum(g, kind, parts, own, None, None, None)
+
+
+def message_sum_backward(
+    transposed: Grouping,
+    kind: str,
+    parts: Parts,
+    own: float,
+    grad: Tensor,
+    need_edge: bool,
+) -> Parts:
+    """See :func:`gnnaccel.kernels.message.message_sum_backward`."""
+    edge, map_ = parts.edge, parts.map
+    of_edge = memory.empty(edge.shape, edge.dtype) if need_edge else None
+    of_map = None if map_ is None else torch.empty_like(map_)
+    of_x = _message_sum(
+        transposed, kind, parts, own, grad.contiguous(), of_edge, of_map
+    )
+    return Parts(of_x, of_edge, of_map)  # type: ignore[arg-type]
+
+
+def _message_sum(
+    g: Grouping,
+    kind: str,
+    parts: Parts,
+    own: float,
+    grad: Tensor | None,
+    of_edge: Tensor | None,
+    of_map: Tensor | None,
+) -> Tensor:
+    x, stride = _rows(parts.x)
+    edge, map_, weight = (
+        None if tensor is None else tensor.contiguous() for tensor in parts[1:]
+    )
+    assert edge is not None
+    out = memory.empty((g.rows, x.size(1)), x.dtype)
+    _native.message_sum(
+        *g.addresses,
+        _DTYPES[x.dtype],
+        KINDS[kind],
+        x.data_ptr(),
+        stride,
+        edge.data_ptr(),
+        _address(map_),
+        edge.size(1),
+        0 if map_ is None else map_.size(0),
+        _address(weight),
+        own,
+        x.size(1),
+        out.data_ptr(),
+        _address(grad),
+        _address(of_edge),
+        _address(of_map),
     )
     return out
 

@@ -10,11 +10,14 @@ from torch import Tensor
 
 from gnnaccel.kernels.attention import attention, attention_backward
 from gnnaccel.kernels.grouping import Grouping, accumulator, index_dtype
+from gnnaccel.kernels.message import message_sum, message_sum_backward
 
 __all__ = [
     "attention",
     "attention_backward",
     "group",
+    "message_sum",
+    "message_sum_backward",
     "reason",
     "sddmm",
     "serves",

@@ -12,6 +12,7 @@ from gnnaccel.nn.gat_conv import GATConv
 from gnnaccel.nn.gatv2_conv import GATv2Conv
 from gnnaccel.nn.gcn_conv import GCNConv
 from gnnaccel.nn.gin_conv import GINConv
+from gnnaccel.nn.gine_conv import GINEConv
 from gnnaccel.nn.graph_conv import GraphConv
 from gnnaccel.nn.pna_conv import PNAConv
 from gnnaccel.nn.rgcn_conv import FastRGCNConv, RGCNConv
@@ -24,6 +25,7 @@ SWAPS: dict[type[torch_geometric.nn.MessagePassing], type] = {
     torch_geometric.nn.GATv2Conv: GATv2Conv,
     torch_geometric.nn.GCNConv: GCNConv,
     torch_geometric.nn.GINConv: GINConv,
+    torch_geometric.nn.GINEConv: GINEConv,
     torch_geometric.nn.EdgeConv: EdgeConv,
     torch_geometric.nn.PNAConv: PNAConv,
     torch_geometric.nn.FastRGCNConv: FastRGCNConv,
@@ -39,6 +41,7 @@ __all__ = [
     "GATv2Conv",
     "GCNConv",
     "GINConv",
+    "GINEConv",
     "EdgeConv",
     "FastRGCNConv",
     "GraphConv",

@@ -26,7 +26,8 @@ from gnnaccel.nn.fused import (
     sizes,
     watched,
 )
-from gnnaccel.nn.messages import weight_of
+from gnnaccel.nn.joined import joined_sum
+from gnnaccel.nn.messages import Weight, joined_of, weight_of
 from gnnaccel.nn.neighbours import aggregate
 from gnnaccel.nn.networks import (
     Ends,
@@ -39,6 +40,7 @@ from gnnaccel.nn.networks import (
 )
 from gnnaccel.nn.normalisation import remembering
 from gnnaccel.nn.stand_in import LayerStandIn, StandIn
+from gnnaccel.ops.adj import Adj, wants_grad
 from gnnaccel.ops.gather import gather, scatter
 
 #: Numbers in a lifted or reduced tensor from which the grouping pays.
@@ -90,81 +92,26 @@ class Lifting(Copied, LayerStandIn):
         return selected
 
 
-class Multiplying(Lifting):
-    """Mixed in where a message is a row times a weight: sums by a sparse product."""
+class Summing(Lifting):
+    """Mixed in where it is known what a message is made of."""
 
-    done_by = "spmm: its message is a row times a weight"
     flow: str
     aggr_module: torch.nn.Module
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
         """See :meth:`torch_geometric.nn.MessagePassing.propagate`."""
-        out = self._product(edge_index, size, kwargs)
+        out = self._sum(edge_index, size, kwargs)
         if out is None:
             out = super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
         return out
 
-    def _product(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
-        """The product; ``None`` where the layer's own path is needed."""
-        found = weight_of(made_from(type(self)))
-        assert found is not None
-        name, flattens = found
-        reduce = REDUCE_OF.get(
-            made_from(type(self.aggr_module)) or type(self.aggr_module)
-        )
-        if (
-            type(edge_index) is not Tensor
-            or edge_index.layout != torch.strided
-            or kwargs.keys() - {"x", name}
-            or self.node_dim not in (-2, 0)
-            or reduce is None
-            or _observed(self)
-            or torch.compiler.is_compiling()
-            or torch.jit.is_tracing()  # type: ignore[attr-defined]
-        ):
-            return None
-        x = kwargs.get("x")
-        shape = None
-        if isinstance(x, Tensor) and x.dim() == 3 and self.node_dim == -2:
-            shape = x.shape  # [K, N, F]: one graph, all its columns side by side
-            x = x.transpose(0, 1).flatten(1)
-        x_src, _, num_dst, ok = sizes(self, x, size)
-        weight = None if name is None else kwargs.get(name)
-        if isinstance(weight, Tensor):
-            if weight.numel() != edge_index.size(-1) or (
-                weight.dim() != 1 and not flattens
-            ):
-                return None
-            weight = weight.reshape(-1)
-        try:
-            adj = graph_for(self, x_src, edge_index, num_dst, weight) if ok else None
-        except EdgeIndexError:
-            return None  # PyG words its own
-        if adj is None or adj.graph is None:
-            return None
-        out = aggregate(adj, x_src, weight, reduce)
-        return out if shape is None else out.unflatten(1, shape[::2]).transpose(0, 1)
+    def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+        """What is asked for; ``None`` where the layer's own path is needed."""
+        raise NotImplementedError
 
-
-class Splitting(Lifting):
-    """Mixed in where a message is a network of rows side by side: see ``networks``."""
-
-    done_by = "the first linear layer of its network per node, not per edge"
-    flow: str
-    aggr_module: torch.nn.Module
-
-    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
-        """See :meth:`torch_geometric.nn.MessagePassing.propagate`."""
-        out = self._split(edge_index, size, kwargs)
-        if out is None:
-            out = super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
-        return out
-
-    def _split(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
-        """The result; ``None`` where the layer's own path is needed."""
-        found = network_of(made_from(type(self)))
-        assert found is not None
-        if (
+    def _looked_into(self, edge_index: Any) -> bool:
+        """Whether somebody wants to see each message, or it is another path's graph."""
+        return (
             type(edge_index) is not Tensor
             or edge_index.layout != torch.strided
             or edge_index.dim() != 2
@@ -172,7 +119,113 @@ class Splitting(Lifting):
             or _observed(self)
             or torch.compiler.is_compiling()
             or torch.jit.is_tracing()  # type: ignore[attr-defined]
+        )
+
+    def _reduction(
+        self, edge_index: Any, kwargs: dict[str, Any], names: set[str | None]
+    ) -> str | None:
+        """How messages are reduced, if that can be done without writing them down.
+
+        Args:
+            edge_index: What the user passed.
+            kwargs: What else; only ``names`` are known.
+            names: Of arguments.
+        """
+        if kwargs.keys() - names or self._looked_into(edge_index):
+            return None
+        kind = type(self.aggr_module)
+        return REDUCE_OF.get(made_from(kind) or kind)
+
+
+class Multiplying(Summing):
+    """Mixed in where a message is a row times a weight: sums by a sparse product."""
+
+    done_by = "spmm: its message is a row times a weight"
+
+    def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+        found = weight_of(made_from(type(self)))
+        assert found is not None
+        reduce = self._reduction(edge_index, kwargs, {"x", found.name})
+        if reduce is None:
+            return None
+        x = kwargs.get("x")
+        shape = None
+        if isinstance(x, Tensor) and x.dim() == 3 and self.node_dim == -2:
+            shape = x.shape  # [K, N, F]: one graph, all its columns side by side
+            x = x.transpose(0, 1).flatten(1)
+        x_src, _, num_dst, ok = sizes(self, x, size)
+        weight = None if found.name is None else kwargs.get(found.name)
+        if isinstance(weight, Tensor):
+            weight = _per_edge(found, weight, edge_index)
+            if weight is None:
+                return None
+        adj = _graph(self, x_src, edge_index, num_dst, weight) if ok else None
+        if adj is None:
+            return None
+        out = aggregate(adj, x_src, weight, reduce)
+        return out if shape is None else out.unflatten(1, shape[::2]).transpose(0, 1)
+
+
+class Joining(Summing):
+    """Mixed in where a message joins a row with the edge's features."""
+
+    done_by = "message_sum: its message joins a row with the edge's features"
+
+    def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+        found = joined_of(made_from(type(self)))
+        assert found is not None
+        name = None if found.weight is None else found.weight.name
+        reduce = self._reduction(edge_index, kwargs, {"x", found.edge, name})
+        edge = kwargs.get(found.edge)
+        if (
+            reduce not in ("sum", "mean")
+            or type(edge) is not Tensor
+            or edge.layout != torch.strided
+            or edge.dim() != 2
+            or edge.size(0) != edge_index.size(1)
         ):
+            return None
+        x_src, _, num_dst, ok = sizes(self, kwargs.get("x"), size)
+        weight = None
+        if found.weight is not None:
+            weight = _per_edge(
+                found.weight, kwargs.get(found.weight.name or ""), edge_index
+            )
+            if weight is None or wants_grad(weight):
+                return None
+        adj = _graph(self, x_src, edge_index, num_dst, weight) if ok else None
+        if adj is None:
+            return None
+        through = None if found.through is None else getattr(self, found.through)
+        return joined_sum(adj, found.kind, x_src, edge, through, weight, reduce)
+
+
+def _per_edge(found: Weight, weight: Any, edge_index: Tensor) -> Tensor | None:
+    """A weight ``[E]``; ``None`` if it has another shape than the message takes."""
+    if not isinstance(weight, Tensor) or weight.numel() != edge_index.size(-1):
+        return None
+    return weight.reshape(-1) if weight.dim() == 1 or found.flattens else None
+
+
+def _graph(
+    layer: Any, x_src: Any, edge_index: Tensor, num_dst: int | None, weight: Any
+) -> Adj | None:
+    try:
+        adj = graph_for(layer, x_src, edge_index, num_dst, weight)
+    except EdgeIndexError:
+        return None  # PyG words its own
+    return None if adj is None or adj.graph is None else adj
+
+
+class Splitting(Summing):
+    """Mixed in where a message is a network of rows side by side: see ``networks``."""
+
+    done_by = "the first linear layer of its network per node, not per edge"
+
+    def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+        found = network_of(made_from(type(self)))
+        assert found is not None
+        if self._looked_into(edge_index):
             return None
         layer: Any = self
         known = layer._check_input(edge_index, size)
@@ -310,6 +363,8 @@ def generic(cls: Any) -> type | None:
             return None
         if weight_of(cls) is not None:
             return _made(Multiplying, cls)
+        if joined_of(cls) is not None:
+            return _made(Joining, cls)
         return _made(Lifting if network_of(cls) is None else Splitting, cls)
     if cls in REDUCING:
         return _made(Reducing, cls)
@@ -329,7 +384,7 @@ def made_from(cls: type) -> type | None:
     """What :func:`generic` was given to make ``cls``; ``None`` if it did not."""
     return (
         cls.__bases__[-1]
-        if cls.__bases__[0] in (Lifting, Multiplying, Splitting, Reducing)
+        if cls.__bases__[0] in (Lifting, Multiplying, Joining, Splitting, Reducing)
         else None
     )
 

@@ -1,7 +1,8 @@
-"""Reads off a layer's code whether its message is a neighbour's row times a weight.
+"""Reads off a layer's code what its message is made of.
 
-Such a layer's ``propagate`` is a sparse product, whatever the layer is called: no
-message has to be written down.
+Where that is a neighbour's row times a weight, ``propagate`` is a sparse product; where
+it is a neighbour's row and the features of the edge, a sum of messages. Whatever the
+layer is called, no message has to be written down.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import textwrap
 from functools import cache
 from typing import Any, NamedTuple
 
+import torch
 from torch_geometric.nn import MessagePassing
 
 from gnnaccel.nn.stand_in import written_by_pyg
@@ -31,6 +33,22 @@ class Weight(NamedTuple):
     flattens: bool = False
 
 
+class Joined(NamedTuple):
+    """How a message joins a row with the edge's features.
+
+    Attributes:
+        kind: One of :data:`gnnaccel.ops.message.MESSAGES`.
+        edge: The argument that holds the features.
+        through: The module of the layer that they pass first, or ``None``.
+        weight: What multiplies the message, or ``None``.
+    """
+
+    kind: str
+    edge: str
+    through: str | None = None
+    weight: Weight | None = None
+
+
 @cache
 def weight_of(cls: Any) -> Weight | None:
     """Finds the weight in ``message`` of a message passing class.
@@ -42,27 +60,120 @@ def weight_of(cls: Any) -> Weight | None:
         The weight of ``x_j``; ``None`` if the message is anything but a weighted row,
         or if its code isn't to be had.
     """
-    if not (
+    if cls.message is MessagePassing.message and _else_stock(cls):
+        return Weight(None)
+    value, names = _returned(cls)
+    return _weight(value, names)
+
+
+@cache
+def joined_of(cls: Any) -> Joined | None:
+    """Finds what ``message`` of a message passing class joins a row with.
+
+    Args:
+        cls: Any message passing class.
+
+    Returns:
+        How they are joined; ``None`` if the message is anything else, or if its code
+        isn't to be had.
+    """
+    value, names = _returned(cls)
+    if value is None:
+        return None
+    functions = getattr(cls.message, "__globals__", {})
+    match value:
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            for column, message in ((left, right), (right, left)):
+                weight = _column(column, names)
+                joined = _joined(message, names, functions)
+                if weight is not None and joined is not None:
+                    return joined._replace(weight=weight)
+    return _joined(value, names, functions)
+
+
+def _else_stock(cls: Any) -> bool:
+    """Whether all that ``propagate`` calls besides ``message`` is PyG's."""
+    return (
         cls.update is MessagePassing.update
         and cls.aggregate is MessagePassing.aggregate
         and (cls.propagate is MessagePassing.propagate or written_by_pyg(cls.propagate))
-    ):
-        return None
-    if cls.message is MessagePassing.message:
-        return Weight(None)
+    )
+
+
+def _returned(cls: Any) -> tuple[Any, set[str]]:
+    """The one expression that ``message`` returns, and its arguments but for ``x_j``.
+
+    ``(None, set())`` if it does more, or if its code isn't to be had.
+    """
+    nothing: tuple[Any, set[str]] = (None, set())
+    if not _else_stock(cls):
+        return nothing
     try:
         (function,) = ast.parse(textwrap.dedent(inspect.getsource(cls.message))).body
     except (OSError, TypeError, SyntaxError, ValueError):
-        return None
+        return nothing
     if not isinstance(function, ast.FunctionDef) or function.decorator_list:
-        return None
+        return nothing
     body = function.body
     if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
         body = body[1:]  # its docstring
     if len(body) != 1 or not isinstance(body[0], ast.Return):
-        return None
+        return nothing
     names = {argument.arg for argument in function.args.args[1:]}
-    return _weight(body[0].value, names - {ROW})
+    return body[0].value, names - {ROW}
+
+
+def _joined(value: Any, names: set[str], functions: dict[str, Any]) -> Joined | None:
+    """``x_j + e``, its ReLU or ``x_j * e``, without a weight."""
+    match value:
+        case ast.Call(
+            func=ast.Attribute(value=total, attr="relu"), args=[], keywords=[]
+        ):
+            kind = "add_relu"
+        case ast.Call(func=function, args=[total], keywords=[]) if _is_relu(
+            function, functions
+        ):
+            kind = "add_relu"
+        case _:
+            kind, total = "add", value
+    match total:
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            pass
+        case ast.BinOp(left=left, op=ast.Mult(), right=right) if kind == "add":
+            kind = "mul"
+        case _:
+            return None
+    edge = right if _is_row(left) else left if _is_row(right) else None
+    match edge:
+        case ast.Name(id=name) if _per_edge(name, names):
+            return Joined(kind, name)
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(id="self"), attr=through),
+            args=[ast.Name(id=name)],
+            keywords=[],
+        ) if _per_edge(name, names):
+            return Joined(kind, name, through)
+    return None
+
+
+def _is_relu(function: Any, functions: dict[str, Any]) -> bool:
+    """Whether an expression names torch's ReLU, as ``F.relu`` and ``torch.relu`` do."""
+    found = _named(function, functions)
+    return found is torch.relu or found is torch.nn.functional.relu
+
+
+def _named(value: Any, functions: dict[str, Any]) -> Any:
+    """What ``name`` or ``module.name`` stands for; ``None`` if nothing."""
+    match value:
+        case ast.Name(id=name):
+            return functions.get(name)
+        case ast.Attribute(value=module, attr=name):
+            return getattr(_named(module, functions), name, None)
+    return None
+
+
+def _per_edge(name: str, names: set[str]) -> bool:
+    return name in names and name[-2:] not in ("_i", "_j")
 
 
 def _weight(value: Any, names: set[str]) -> Weight | None:
@@ -99,7 +210,7 @@ def _column(value: Any, names: set[str]) -> Weight | None:
             func=ast.Attribute(value=ast.Name(id=name), attr=attr),
             args=args,
             keywords=[],
-        ) if name in names and name[-2:] not in ("_i", "_j"):
+        ) if _per_edge(name, names):
             try:
                 call = (attr, *(ast.literal_eval(arg) for arg in args))
             except ValueError:

@@ -8,6 +8,7 @@ takes them whole.
 from gnnaccel.kernels import backend, backends
 from gnnaccel.ops.attention import attention
 from gnnaccel.ops.gather import gather, scatter, segment
+from gnnaccel.ops.message import message_sum
 from gnnaccel.ops.sddmm import sddmm
 from gnnaccel.ops.softmax import edge_softmax, softmax
 from gnnaccel.ops.spmm import spmm
@@ -18,6 +19,7 @@ __all__ = [
     "backends",
     "edge_softmax",
     "gather",
+    "message_sum",
     "scatter",
     "sddmm",
     "segment",

@@ -14,7 +14,7 @@ from gnnaccel.kernels import transforming
 from gnnaccel.kernels.attention import SCORES, Inputs, Score
 from gnnaccel.kernels.grouping import accumulator
 from gnnaccel.ops.adj import Adj, check_device, check_tensors, hold, wants_grad
-from gnnaccel.ops.function import Function
+from gnnaccel.ops.function import Function, differentiable_gradients
 from gnnaccel.ops.gather import gather, scatter
 from gnnaccel.ops.product import sddmm_held, spmm_sum
 from gnnaccel.ops.softmax import edge_softmax, softmax
@@ -168,7 +168,11 @@ class _Attention(Function):
         wanted = ctx.needs_input_grad[: len(tensors)]
         # Derivatives of derivatives are asked for, or a batch of gradients.
         if torch.is_grad_enabled() or transforming(grad):
-            return *_differentiable(graph, ctx.score, inputs, grad, wanted), None, None
+            adj, score = Adj(graph, None, graph.num_src, graph.num_dst), ctx.score
+            grads = differentiable_gradients(
+                lambda *own: compose(adj, score, Inputs(*own)), inputs, grad, wanted
+            )
+            return *grads, None, None
         backend = kernels.pick_for(inputs.key)
         grads = backend.attention_backward(
             graph.rows,
@@ -185,27 +189,6 @@ class _Attention(Function):
             None,
             None,
         )
-
-
-def _differentiable(
-    graph: Graph,
-    score: Score,
-    inputs: Inputs,
-    grad: Tensor,
-    wanted: tuple[bool, ...],
-) -> list[Tensor | None]:
-    """The gradients of :func:`compose`, which have gradients themselves."""
-    adj = Adj(graph, None, graph.num_src, graph.num_dst)
-    create = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # Views: one tensor may be two inputs, each with a gradient of its own.
-        own = [None if x is None else x.view_as(x) for x in inputs]
-        out = compose(adj, score, Inputs(*own))  # type: ignore[arg-type]
-    sources = [x for x, w in zip(own, wanted, strict=True) if w and x is not None]
-    found = iter(
-        torch.autograd.grad(out, sources, grad, create_graph=create, allow_unused=True)
-    )
-    return [next(found) if w else None for w in wanted]
 
 
 def _positions(graph: Graph) -> Tensor | None:

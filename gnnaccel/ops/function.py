@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 
 
@@ -24,3 +26,32 @@ class Function(torch.autograd.Function):
         # Past torch.autograd.Function, to what it calls.
         skip: Any = super(torch.autograd.Function, cls)
         return skip.apply(*unwrap_dead_wrappers(args))
+
+
+def differentiable_gradients(
+    function: Callable[..., Tensor],
+    inputs: Sequence[Tensor | None],
+    grad: Tensor,
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:
+    """Gradients of ``function(*inputs)`` that have gradients themselves.
+
+    Args:
+        function: Differentiable to any order.
+        inputs: Its arguments.
+        grad: The gradient of its result.
+        wanted: For which inputs.
+
+    Returns:
+        One per input; ``None`` where it isn't wanted.
+    """
+    create = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views: one tensor may be two inputs, each with a gradient of its own.
+        own = [None if x is None else x.view_as(x) for x in inputs]
+        out = function(*own)
+    sources = [x for x, w in zip(own, wanted, strict=True) if w and x is not None]
+    found = iter(
+        torch.autograd.grad(out, sources, grad, create_graph=create, allow_unused=True)
+    )
+    return [next(found) if w else None for w in wanted]
