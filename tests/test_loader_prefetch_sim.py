@@ -155,8 +155,8 @@ def consume(world, accelerator, loader, plan, epochs=2):
     accelerator.synchronize()
 
 
-def disorder(seed, change=None):
-    world = World(seed)
+def disorder(seed, change=None, impatient=False):
+    world = World(seed, impatient)
     random = world.random
     accelerator = Accelerator(
         world, lambda n: random.choice([0.5, 2.0, 7.0]), memory=1 << 20
@@ -176,6 +176,8 @@ def disorder(seed, change=None):
         consume(world, accelerator, loader, random)
     finally:
         del loader
+    if impatient:
+        world.settle()
     world.drain()
     gc.collect()
     world.drain()
@@ -190,6 +192,15 @@ def test_every_kernel_finds_its_batch(seed):
     assert accelerator.allocated == 0
     assert accelerator.pinned_bytes == 0
     assert accelerator.calls["stream"] == 2  # the loader's one and the consumer's
+
+
+@pytest.mark.filterwarnings("ignore:.*did not return:UserWarning")
+@given(st.integers(0, 2**32))
+def test_threads_that_are_left_behind_do_no_harm(seed):
+    accelerator = disorder(seed, impatient=True)
+    assert accelerator.allocated == 0
+    assert accelerator.pinned_bytes == 0
+    assert accelerator.calls["stream"] == 2
 
 
 class Consumers(RuleBasedStateMachine):
