@@ -259,7 +259,7 @@ def test_it_is_true_or_false_as_what_it_wraps():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((3,), TypeError, "got 3, a int"),
+        ((3,), TypeError, "got 3, of type int"),
         ((None,), TypeError, "got None"),
         (("path",), TypeError, "got 'path'"),
         ((StockLoader,), TypeError, r"PrefetchLoader\(DataLoader\(...\)\)"),
@@ -271,9 +271,9 @@ def test_it_is_true_or_false_as_what_it_wraps():
         (([], "cpu", True), TypeError, "got True"),
         (([], "nonsense"), RuntimeError, "got 'nonsense'"),
         (([], ""), RuntimeError, "got ''"),
-        (([], 1.5), TypeError, "got 1.5, a float"),
-        (([], ["cpu"]), TypeError, r"got \['cpu'\], a list"),
-        (([], "cpu", 2, "x"), TypeError, "got 'x', a str"),
+        (([], 1.5), TypeError, "got 1.5, of type float"),
+        (([], ["cpu"]), TypeError, r"got \['cpu'\], of type list"),
+        (([], "cpu", 2, "x"), TypeError, "got 'x', of type str"),
         (([], "cpu", 2, torch.float16), TypeError, "got torch.float16"),
         (([], "cpu", 2, {"x": "float16"}), TypeError, r"cast\['x'\].*got 'float16'"),
         (([], "cpu", 2, {"x": np.float16}), TypeError, "torch.float16"),
@@ -392,6 +392,26 @@ def test_nested_and_twice_at_once():
     loader = PrefetchLoader(numbers, "cpu")
     pairs = [(int(a), int(b)) for a in loader for b in loader]
     assert pairs == [(a, b) for a in range(20) for b in range(20)]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_four_threads_at_once(shared, monkeypatch):
+    """Each with a loop of its own, or all with one, whatever the pace makes of it."""
+    monkeypatch.setattr(paces, "_WINDOW", 4)
+    monkeypatch.setattr(paces, "_TRUST", 5)
+    loader, found = PrefetchLoader(range(300), "cpu", 3), []
+    iterator = iter(loader)
+
+    def loop():
+        for number in iterator if shared else loader:
+            found.append(number)
+
+    loops = [threading.Thread(target=loop) for _ in range(4)]
+    for thread in loops:
+        thread.start()
+    for thread in loops:
+        thread.join()
+    assert sorted(found) == sorted([*range(300)] * (1 if shared else 4))
 
 
 @pytest.mark.parametrize("taken", [0, 1, 2, 7, 20])

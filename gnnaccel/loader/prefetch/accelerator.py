@@ -201,7 +201,7 @@ def _device(device: Any) -> torch.device:
     if not isinstance(device, (torch.device, str, int)) or isinstance(device, bool):
         raise TypeError(
             f"Expected device to be a torch.device, its name or its index, {example} "
-            f"(got {device!r}, a {type(device).__name__})"
+            f"(got {device!r}, of type {type(device).__name__})"
         )
     try:
         return torch.device(device)

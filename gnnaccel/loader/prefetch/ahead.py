@@ -140,7 +140,7 @@ class ReadAhead(Iterator[Any]):
                 raise
             if line.items:
                 item, error = line.items.popleft()
-                line.parked = False
+                line.parked, line.ended = False, isinstance(error, StopIteration)
                 line.condition.notify_all()
             elif line.ended or line.stopped:
                 raise StopIteration
@@ -154,7 +154,6 @@ class ReadAhead(Iterator[Any]):
                 raise
         elif error is not None:
             # Not kept: its traceback leads to whoever catches it.
-            line.ended = isinstance(error, StopIteration)
             try:
                 raise error
             finally:
@@ -167,14 +166,16 @@ class ReadAhead(Iterator[Any]):
         line = self._line
         if line.depth == 0 or line.running:
             return
-        if line.parked or line.ended or line.stopped:
-            return
-        line.running = True
-        try:
-            line.thread = line.host.start(partial(_run, line), self._name)
-        except RuntimeError:
-            # No threads left, or the process is about to end: it works without.
-            line.running, line.depth = False, 0
+        with line.condition:
+            # Whoever else asks this iterator may have begun it by now, or closed it.
+            if line.running or line.parked or line.ended or line.stopped:
+                return
+            line.running = True
+            try:
+                line.thread = line.host.start(partial(_run, line), self._name)
+            except RuntimeError:
+                # No threads left, or the process is about to end: it works without.
+                line.running, line.depth = False, 0
 
     def stop(self) -> None:
         """Asks the thread to end; nothing comes any more."""

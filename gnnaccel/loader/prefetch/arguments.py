@@ -31,7 +31,7 @@ def check_loader(loader: Any) -> None:
     if not callable(loader):
         raise TypeError(
             "Expected a loader: something to iterate over, or a function that returns "
-            f"that (got {loader!r}, a {type(loader).__name__})"
+            f"that (got {loader!r}, of type {type(loader).__name__})"
         )
     try:
         signature = inspect.signature(loader)
@@ -59,7 +59,7 @@ def begun(loader: Any) -> Iterator[Any]:
     if not _iterable(made):
         raise TypeError(
             f"Expected {named(loader)}() to return something to iterate over (got "
-            f"{made!r}, a {type(made).__name__})"
+            f"{made!r}, of type {type(made).__name__})"
         )
     return iter(made)
 
@@ -101,7 +101,7 @@ def checked_cast(cast: Any) -> dict[str, torch.dtype]:
     if not isinstance(cast, Mapping):
         raise TypeError(
             f"Expected cast to be dtypes by the name of an attribute, {example} (got "
-            f"{cast!r}, a {type(cast).__name__})"
+            f"{cast!r}, of type {type(cast).__name__})"
         )
     for name, dtype in cast.items():
         if not isinstance(name, str):
@@ -112,7 +112,7 @@ def checked_cast(cast: Any) -> dict[str, torch.dtype]:
         if not isinstance(dtype, torch.dtype):
             raise TypeError(
                 f"Expected cast[{name!r}] to be a torch.dtype, {example} (got "
-                f"{dtype!r}, a {type(dtype).__name__})"
+                f"{dtype!r}, of type {type(dtype).__name__})"
             )
     return dict(cast)
 

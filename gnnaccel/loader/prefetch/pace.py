@@ -8,7 +8,8 @@ steps take less time than those.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from math import inf
 from statistics import median
 
 #: The deepest that ``depth="auto"`` goes.
@@ -132,8 +133,7 @@ class Pace:
         self._steps += 1
         if alone:
             self.in_line(busy, wait)
-            if self._loads:
-                self._load = median(self._loads)
+            self._load = _middle(self._loads, self._load)
             return
         self._trust -= 1
         if self._trust <= 0 and self._host_only:
@@ -148,17 +148,17 @@ class Pace:
             return
         self._together.append(busy + wait)
         judged = len(self._together)
-        slower = (
-            judged == _EARLY
-            and len(self._alone) > 1
-            and self._typical() > median(self._alone)
-        )
-        if judged < _window(self.depth) and not slower:
+        whole = judged >= _window(self.depth)
+        if not whole and judged != _EARLY:
             return
-        if self._typical() > (1 - _GAIN) * median(self._alone):
+        # None, if another loop over the same loader has begun to time it anew.
+        limit = _middle(self._alone, inf) * (1 - _GAIN if whole else 1)
+        slower = self._typical() > limit
+        if slower:
             self._rest = self._next_rest
             self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
-        self._together.clear()
+        if slower or whole:
+            self._together.clear()
 
     def settled(self) -> int:
         """How many of the next steps are in line, whatever they take."""
@@ -207,12 +207,18 @@ class Pace:
         Where both sides need Python, the loop gets a whole look-ahead of batches at
         once and then waits for the next: only all of them together tell what a step is.
         """
-        size, steps = self.depth + 1, self._together
+        size, steps = self.depth + 1, [*self._together]
         first = len(steps) % size
         groups = [steps[i : i + size] for i in range(first, len(steps), size)]
         if not groups:
-            return median(steps)
+            return _middle(steps, 0.0)
         return median(sum(group) / size for group in groups)
+
+
+def _middle(values: Iterable[float], otherwise: float) -> float:
+    """The median; ``otherwise`` of none."""
+    found = [*values]
+    return median(found) if found else otherwise
 
 
 def _window(depth: int) -> int:
