@@ -399,18 +399,22 @@ def test_four_threads_at_once(shared, monkeypatch):
     """Each with a loop of its own, or all with one, whatever the pace makes of it."""
     monkeypatch.setattr(paces, "_WINDOW", 4)
     monkeypatch.setattr(paces, "_TRUST", 5)
-    loader, found = PrefetchLoader(range(300), "cpu", 3), []
+    loader, found, errors = PrefetchLoader(range(300), "cpu", 3), [], []
     iterator = iter(loader)
 
     def loop():
-        for number in iterator if shared else loader:
-            found.append(number)
+        try:
+            for number in iterator if shared else loader:
+                found.append(number)
+        except BaseException as error:
+            errors.append(error)
 
     loops = [threading.Thread(target=loop) for _ in range(4)]
     for thread in loops:
         thread.start()
     for thread in loops:
         thread.join()
+    assert not errors
     assert sorted(found) == sorted([*range(300)] * (1 if shared else 4))
 
 
@@ -519,8 +523,9 @@ def test_no_two_threads_ask_one_source(wrap, impatient):
         with pytest.raises(RuntimeError, match="one loop at a time"):
             iter(loader)
     gate.let_on()
+    # What was made for the loop that was left is gone: with two threads, all may be.
     rest = values(loader)
-    assert rest and rest == [*range(rest[0], 6)]
+    assert rest == [*range(6 - len(rest), 6)]
 
 
 def test_a_source_that_is_only_slow_is_waited_for():
@@ -980,7 +985,7 @@ class Sometimes(torch.utils.data.Dataset):
     def __getitem__(self, index):
         if index == 9 and float(torch.rand(())) < 0.3:
             raise ValueError("item 9")
-        return torch.full((50_000,), float(index))
+        return torch.full((250_000,), float(index))
 
 
 def shaky():
@@ -1021,8 +1026,8 @@ def test_nothing_is_left_after_many_epochs(make, epochs):
     after = resources()
     assert all(after[name] <= before[name] for name in before), (before, after)
     assert not threads()
-    # A batch has 400 kB: one of an epoch, kept, would be 16 MB.
-    assert resident() - size < 8_000_000
+    # A batch has 2 MB: one of each epoch, kept, would be 2 MB an epoch.
+    assert resident() - size < 1_000_000 * (epochs + 10)
 
 
 def test_the_length_is_what_the_wrapped_loader_says():
