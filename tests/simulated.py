@@ -42,8 +42,11 @@ class _Task:
         self.alive = True
         self.ready = lambda: True
 
-    def join(self):
-        self.world.pause(lambda: not self.alive)
+    def join(self, timeout=None):
+        world = self.world
+        if timeout is not None and world.impatient and world.random.random() < 0.5:
+            return world.pause()
+        return world.pause(lambda: not self.alive)
 
 
 class _Condition:
@@ -82,9 +85,12 @@ class World:
 
     Args:
         seed: Of the schedule; None for one in which nobody goes out of turn.
+        impatient: Whether the end of a thread, half of the times, is not waited for
+            long enough.
     """
 
-    def __init__(self, seed=None):
+    def __init__(self, seed=None, impatient=False):
+        self.impatient = impatient
         self.random = None if seed is None else random.Random(seed)
         self.time = 0.0
         self.current = _Task(self, "main")
@@ -164,6 +170,10 @@ class World:
         except BaseException as error:
             self.faults.append(error)
             self.failed = self.failed or error
+
+    def settle(self):
+        """Lets all threads but this one end."""
+        self.pause(lambda: self.tasks == [self.main])
 
     def drain(self):
         """Lets all that is under way come to its end."""

@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from loading import Molecules, resources
+from loading import Molecules, resident, resources
 from processes import run_in_child, script
 from same import assert_same
 from torch.utils.data import DataLoader as TorchLoader
@@ -24,6 +25,9 @@ from torch_geometric.data import Data
 from torch_geometric.loader import (
     ClusterData,
     ClusterLoader,
+    DataListLoader,
+    DynamicBatchSampler,
+    GraphSAINTRandomWalkSampler,
     HGTLoader,
     ImbalancedSampler,
     LinkNeighborLoader,
@@ -32,8 +36,12 @@ from torch_geometric.loader import (
 from torch_geometric.loader import DataLoader as StockLoader
 
 from gnnaccel.loader import BudgetBatchSampler, DataLoader, PrefetchLoader
+from gnnaccel.loader.prefetch import ahead
 from gnnaccel.loader.prefetch import pace as paces
+from gnnaccel.loader.prefetch.ahead import ReadAhead
+from gnnaccel.loader.prefetch.host import Machine
 from gnnaccel.loader.prefetch.pace import Pace
+from gnnaccel.loader.prefetch.stats import Stage
 
 TESTS = Path(__file__).parent
 
@@ -111,6 +119,8 @@ LOADERS = {
         web(), [3], batch_size=16, sampler=ImbalancedSampler(web())
     ),
     "hgt": lambda: HGTLoader(hetero(), [4, 4], ("user", None), batch_size=2),
+    "saint": lambda: GraphSAINTRandomWalkSampler(web(), 6, 2, num_steps=5),
+    "lists of graphs": lambda: molecules(DataListLoader),
     "torch": lambda: TorchLoader(torch.arange(20), batch_size=3),
     "iterable": lambda: TorchLoader(Stream(), batch_size=3),
     "list": lambda: [torch.tensor([n]) for n in range(20)],
@@ -131,7 +141,7 @@ def seeded(call):
 @pytest.mark.parametrize("name", LOADERS)
 @pytest.mark.parametrize("depth", [0, 2, "auto"])
 def test_the_same_batches_in_the_same_order(name, depth):
-    if name in ("neighbours", "links", "hgt", "imbalanced"):
+    if name in ("neighbours", "links", "hgt", "imbalanced", "saint"):
         pytest.importorskip("torch_sparse")  # they sample by it
     bare, wrapped = LOADERS[name](), LOADERS[name]()
     loader = PrefetchLoader(wrapped, "cpu", depth)
@@ -179,6 +189,24 @@ def test_an_iterator_is_one_for_all_its_loops():
     loader = PrefetchLoader(slowly(), "cpu")
     assert [int(a) for a, _ in zip(loader, loader, strict=True)] == [*range(0, 20, 2)]
     assert values(loader) == []
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda gen: PrefetchLoader(gen, "cpu"), lambda gen: lambda: gen]
+)
+def test_what_has_one_iterator_has_one_for_all_loops(wrap):
+    def slowly():
+        for number in numbers(20):
+            time.sleep(0.001)
+            yield number
+
+    loader = PrefetchLoader(wrap(slowly()), "cpu")
+    assert [int(a) for a, _ in zip(loader, loader, strict=True)] == [*range(0, 20, 2)]
+    assert values(loader) == []
+    again = PrefetchLoader(wrap(slowly()), "cpu")
+    assert [int(batch) for batch, _ in zip(again, range(3), strict=False)] == [0, 1, 2]
+    rest = values(again)
+    assert rest == [*range(rest[0], 20)]
 
 
 class Restarting:
@@ -231,16 +259,42 @@ def test_it_is_true_or_false_as_what_it_wraps():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((3,), TypeError, "int"),
-        (([], "cpu", -1), ValueError, "-1"),
-        (([], "cpu", "deep"), ValueError, "deep"),
-        (([], "cpu", 1.5), ValueError, "1.5"),
-        (([], "nonsense"), RuntimeError, "nonsense"),
+        ((3,), TypeError, "got 3, of type int"),
+        ((None,), TypeError, "got None"),
+        (("path",), TypeError, "got 'path'"),
+        ((StockLoader,), TypeError, r"PrefetchLoader\(DataLoader\(...\)\)"),
+        ((lambda data: data,), TypeError, "missing a required argument: 'data'"),
+        (([], "cpu", -1), ValueError, "got -1"),
+        (([], "cpu", "deep"), ValueError, "got 'deep'"),
+        (([], "cpu", 1.5), TypeError, "got 1.5"),
+        (([], "cpu", None), TypeError, "got None"),
+        (([], "cpu", True), TypeError, "got True"),
+        (([], "nonsense"), RuntimeError, "got 'nonsense'"),
+        (([], ""), RuntimeError, "got ''"),
+        (([], 1.5), TypeError, "got 1.5, of type float"),
+        (([], ["cpu"]), TypeError, r"got \['cpu'\], of type list"),
+        (([], "cpu", 2, "x"), TypeError, "got 'x', of type str"),
+        (([], "cpu", 2, torch.float16), TypeError, "got torch.float16"),
+        (([], "cpu", 2, {"x": "float16"}), TypeError, r"cast\['x'\].*got 'float16'"),
+        (([], "cpu", 2, {"x": np.float16}), TypeError, "torch.float16"),
+        (([], "cpu", 2, {0: torch.half}), TypeError, "got 0"),
     ],
 )
 def test_bad_arguments_are_named(arguments, error, message):
     with pytest.raises(error, match=message):
         PrefetchLoader(*arguments)
+
+
+def test_arguments_of_odd_types_that_mean_something():
+    assert PrefetchLoader([], "cpu", np.int64(3)).depth == 3
+    assert type(PrefetchLoader([], torch.device("cpu"), np.int64(3)).depth) is int
+    assert PrefetchLoader([], "cpu", cast=None).cast == {}
+
+
+@pytest.mark.parametrize("made", [None, 3])
+def test_a_function_that_returns_no_batches(made):
+    with pytest.raises(TypeError, match=f"return something to iterate over.*{made}"):
+        iter(PrefetchLoader(lambda: made, "cpu"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
@@ -340,6 +394,30 @@ def test_nested_and_twice_at_once():
     assert pairs == [(a, b) for a in range(20) for b in range(20)]
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_four_threads_at_once(shared, monkeypatch):
+    """Each with a loop of its own, or all with one, whatever the pace makes of it."""
+    monkeypatch.setattr(paces, "_WINDOW", 4)
+    monkeypatch.setattr(paces, "_TRUST", 5)
+    loader, found, errors = PrefetchLoader(range(300), "cpu", 3), [], []
+    iterator = iter(loader)
+
+    def loop():
+        try:
+            for number in iterator if shared else loader:
+                found.append(number)
+        except BaseException as error:
+            errors.append(error)
+
+    loops = [threading.Thread(target=loop) for _ in range(4)]
+    for thread in loops:
+        thread.start()
+    for thread in loops:
+        thread.join()
+    assert not errors
+    assert sorted(found) == sorted([*range(300)] * (1 if shared else 4))
+
+
 @pytest.mark.parametrize("taken", [0, 1, 2, 7, 20])
 def test_break_and_early_del(taken):
     loader = PrefetchLoader(numbers, "cpu", 4)
@@ -350,6 +428,118 @@ def test_break_and_early_del(taken):
         del iterator
         assert not threads()
     del loader
+
+
+class Gate:
+    """Generators, the first of which waits at 3 until it is let on."""
+
+    def __init__(self):
+        self.waits, self.open = threading.Event(), threading.Event()
+        self.alive = weakref.WeakSet()
+        self.closed_by = []
+
+    def __call__(self):
+        first = not self.waits.is_set()
+        try:
+            for batch in numbers(6):
+                if first and int(batch) == 3:
+                    self.waits.set()
+                    self.open.wait()
+                self.alive.add(batch)
+                yield batch
+                del batch
+        finally:
+            self.closed_by.append(threading.current_thread().name)
+
+    def let_on(self):
+        """Opens, and waits for the threads that were left behind."""
+        self.open.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith("gnnaccel-"):
+                thread.join()
+
+
+def leave_by_break(loader, gate):
+    for number, _batch in enumerate(loader):
+        if number == 2:
+            gate.waits.wait()
+            break
+
+
+def leave_by_del(loader, gate):
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    gate.waits.wait()
+    del iterator
+
+
+def leave_by_error(loader, gate):
+    def consume():
+        for number, _batch in enumerate(loader):
+            if number == 2:
+                gate.waits.wait()
+                raise LookupError("of the loop")
+
+    with pytest.raises(LookupError):
+        consume()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(ahead, "_PATIENCE", 0.05)
+
+
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_del, leave_by_error])
+def test_a_loop_can_be_left_while_its_source_waits(leave, impatient):
+    gate = Gate()
+    loader = PrefetchLoader(gate, "cpu", 2)
+    with pytest.warns(UserWarning, match="Gate.*did not return"):
+        leave(loader, gate)
+    assert threads() == ["gnnaccel-source"]
+    assert values(loader) == [*range(6)]
+    assert gate.closed_by == ["MainThread"] or gate.closed_by == ["gnnaccel-source"]
+    gate.let_on()
+    assert not threads() and not gate.alive
+    # Its generator went with the thread.
+    assert gate.closed_by[1:] == ["gnnaccel-source"]
+    assert values(loader) == [*range(6)]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda gen: gen,
+        lambda gen: lambda: gen,
+        lambda gen: PrefetchLoader(gen, "cpu"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*did not return:UserWarning")
+def test_no_two_threads_ask_one_source(wrap, impatient):
+    gate = Gate()
+    loader = PrefetchLoader(wrap(gate()), "cpu")
+    leave_by_break(loader, gate)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="one loop at a time"):
+            iter(loader)
+    gate.let_on()
+    # What was made for the loop that was left is gone: with two threads, all may be.
+    rest = values(loader)
+    assert rest == [*range(6 - len(rest), 6)]
+
+
+def test_a_source_that_is_only_slow_is_waited_for():
+    stage = Stage()
+    line = ReadAhead(iter(()), Machine(), "test", stage)._line
+
+    def patience(slowest):
+        stage.slowest = slowest
+        return line.patience()
+
+    # Ten batches of 0.2 s, two of 3 s, and not for ever.
+    assert [patience(s) for s in (0.0, 0.2, 3.0, 60.0)] == [2.0, 2.0, 6.0, 10.0]
+    line.hurry = True
+    assert patience(3.0) == 0.5
 
 
 def test_the_end_stays_the_end():
@@ -422,6 +612,22 @@ def test_an_exception_of_a_worker(workers):
     loader = PrefetchLoader(TorchLoader(Bad(), 2, num_workers=workers), "cpu")
     with pytest.raises(ArithmeticError, match="item 13"):
         list(loader)
+
+
+class Deadly(Bad):
+    def __getitem__(self, index):
+        if index == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.tensor([index])
+
+
+def test_a_worker_that_is_killed_is_named():
+    seen = []
+    with pytest.raises(RuntimeError, match="killed by signal|exited unexp"):
+        for batch in PrefetchLoader(TorchLoader(Deadly(), 2, num_workers=1), "cpu"):
+            seen += batch.flatten().tolist()
+    # torch may notice before it has handed over what the worker had made.
+    assert seen == [*range(len(seen))] and len(seen) <= 12
 
 
 def test_system_exit_is_not_swallowed():
@@ -519,8 +725,6 @@ def test_a_mode_of_the_loop_holds_for_all_its_batches(mode):
 
 
 def test_no_batch_is_held_on_to():
-    import weakref
-
     refs = []
 
     class Batch:
@@ -686,6 +890,56 @@ def test_ctrl_c():
         child.communicate()
 
 
+WAITS_FOR_EVER = """
+    import queue, signal, sys, threading
+    from gnnaccel.loader import PrefetchLoader
+    from gnnaccel.loader.prefetch import pace
+
+    pace._BASELINE, pace._TINY = 1, -1.0
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    waits = threading.Event()
+
+    def source():
+        for number in range(5):
+            yield number
+        waits.set()
+        yield queue.Queue().get()
+
+    iterator = iter(PrefetchLoader(source, "cpu", 2))
+    how = sys.argv[1]
+    for _ in range(4):
+        next(iterator)
+    waits.wait()
+    print("ready", flush=True)
+    if how == "interrupt":
+        try:
+            for batch in iterator:
+                pass
+        except KeyboardInterrupt:
+            print("caught", flush=True)
+    elif how == "break":
+        del iterator
+    print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["interrupt", "break", "leave"])
+def test_a_source_that_waits_for_ever_holds_up_nobody(how):
+    child = script(WAITS_FOR_EVER, how)
+    try:
+        assert child.stdout.readline() == "ready\n", child.stderr.read()
+        if how == "interrupt":
+            time.sleep(0.3)
+            child.send_signal(signal.SIGINT)
+            assert child.stdout.readline() == "caught\n", child.stderr.read()
+        assert child.stdout.readline() == "done\n", child.stderr.read()
+        assert child.wait(60) == 0
+        assert "Traceback" not in child.stderr.read()
+    finally:
+        child.kill()
+        child.communicate()
+
+
 AT_EXIT = """
     import sys, time, atexit
     from gnnaccel.loader import PrefetchLoader
@@ -722,16 +976,36 @@ def test_leaving_in_mid_epoch(how):
     assert errors == ""
 
 
-def test_nothing_is_left_after_many_epochs():
+class Sometimes(torch.utils.data.Dataset):
+    """Large items, one of which can't be loaded now and then."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        if index == 9 and float(torch.rand(())) < 0.3:
+            raise ValueError("item 9")
+        return torch.full((250_000,), float(index))
+
+
+def shaky():
+    yield from TorchLoader(Sometimes(), 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "epochs"),
+    [
+        (lambda: shaky, 40),
+        (lambda: TorchLoader(Sometimes(), 2), 40),
+        (lambda: PrefetchLoader(TorchLoader(Sometimes(), 2), "cpu", 1), 40),
+        (lambda: TorchLoader(Sometimes(), 2, num_workers=2), 10),
+    ],
+)
+def test_nothing_is_left_after_many_epochs(make, epochs):
     chance = random.Random(3)
+    loader = PrefetchLoader(make(), "cpu", 3)
 
-    def source():
-        fail = chance.choice([None, None, 4])
-        yield from numbers(12, fail)
-
-    loader = PrefetchLoader(source, "cpu", 3)
-
-    def epochs(count):
+    def run(count):
         for _ in range(count):
             stop = chance.randint(0, 14)
             try:
@@ -740,14 +1014,30 @@ def test_nothing_is_left_after_many_epochs():
                         break
             except ValueError:
                 pass
+            finally:
+                _batch = None
 
-    epochs(10)
+    run(5)
     gc.collect()
-    before = resources()
-    epochs(40)
+    before, size = resources(), resident()
+    run(epochs)
     gc.collect()
-    assert resources() == before
-    assert os.getpid() and not threads()
+    # Fewer: what torch starts with its workers may end a little after them.
+    after = resources()
+    assert all(after[name] <= before[name] for name in before), (before, after)
+    assert not threads()
+    # A batch has 2 MB: one of each epoch, kept, would be 2 MB an epoch.
+    assert resident() - size < 1_000_000 * (epochs + 10)
+
+
+def test_the_length_is_what_the_wrapped_loader_says():
+    def make(**arguments):
+        sampler = DynamicBatchSampler(Molecules(), max_num=60, **arguments)
+        return PrefetchLoader(StockLoader(Molecules(), batch_sampler=sampler), "cpu")
+
+    assert len(make(num_steps=4)) == len(list(make(num_steps=4))) == 4
+    with pytest.raises(ValueError, match="length"):
+        len(make())
 
 
 # --- the pace ----------------------------------------------------------------------
@@ -771,12 +1061,68 @@ def run(pace, steps, together, alone=9e-3):
 
 
 def test_looking_ahead_stays_where_it_pays(steady):
-    assert run(Pace(2, True), 200, 5e-3) == [0] * 3 + [2] * 197
+    depths = run(Pace(2, True), 2000, 5e-3)
+    assert depths[:67] == [0] * 3 + [2] * 64
+    # Now and then it is compared anew.
+    assert 0.98 < sum(d > 0 for d in depths) / 2000 < 1
+    assert run(Pace(2, False), 200, 5e-3) == [0] * 3 + [2] * 197
 
 
 def test_looking_ahead_is_given_up_where_it_does_not(steady):
     depths = run(Pace(2, True), 2000, 8.9e-3)
-    assert 0.01 < sum(d > 0 for d in depths) / 2000 < 0.04
+    assert 0.01 < sum(d > 0 for d in depths) / 2000 < 0.06
+
+
+@pytest.mark.parametrize("depth", [1, 2, 8])
+def test_batches_that_come_in_bursts_are_no_gain(steady, depth):
+    """As they do where both sides need Python: one step pays for all others."""
+    pace, ahead_steps = Pace(depth, True), 0
+    burst = [9e-3 * (depth + 1) - 5e-3 * depth, *[5e-3] * depth]
+    for number in range(2000):
+        ahead = pace.ahead(True) > 0
+        ahead_steps += ahead
+        step = burst[number % len(burst)] if ahead else 9e-3
+        pace.step(not ahead, min(step, 5e-3), step - min(step, 5e-3))
+    assert ahead_steps < 0.15 * 2000
+
+
+def test_a_slow_beginning_is_not_believed_for_ever(steady):
+    """While the first steps were timed, everything was slow; nothing is gained."""
+    pace = Pace(2, True)
+    slow = run(pace, 3, 0.0, alone=20e-3)
+    depths = slow + run(pace, 1000, 9e-3)
+    assert sum(d > 0 for d in depths) < 150
+
+
+def test_steps_that_are_known_to_be_in_line_are_so_and_counted(monkeypatch):
+    """The short way: the same batches, accounts, states and end as the long one."""
+    monkeypatch.setattr(paces, "_WINDOW", 4)
+    loader = PrefetchLoader(Stateful(), "cpu", 0)
+    short = 0
+    for _ in range(2):
+        iterator = iter(loader)
+        for number in range(1, 11):
+            short += iterator._short > 0
+            assert int(next(iterator)) == number
+            assert loader.state_dict() == {"batches": number, "loader": {"at": number}}
+        with pytest.raises(StopIteration):
+            next(iterator)
+        assert loader.state_dict() == {"batches": 0}
+    assert short == 14
+    stats = loader.stats()
+    assert stats["consumer"]["items"] == stats["source"]["items"] == 20
+    assert stats["why_not_ahead"] == "depth is 0"
+
+
+@pytest.mark.parametrize("fail", range(1, 8))
+def test_errors_in_line_come_in_their_place(fail, monkeypatch):
+    monkeypatch.setattr(paces, "_WINDOW", 4)
+    loader = PrefetchLoader(lambda: numbers(20, fail), "cpu", 0)
+    seen = []
+    with pytest.raises(ValueError, match=f"number {fail}"):
+        for batch in loader:
+            seen.append(int(batch))
+    assert seen == [*range(fail)]
 
 
 def test_what_loads_at_once_is_not_read_ahead(steady):

@@ -12,6 +12,8 @@ from simulated import POISON, Accelerator, Deadlock, Memory, World
 from torch_geometric.data import Data
 
 from gnnaccel.loader import PrefetchLoader
+from gnnaccel.loader.prefetch import tree
+from gnnaccel.loader.slabs import size_class
 
 
 class Wrong(AssertionError):
@@ -155,8 +157,8 @@ def consume(world, accelerator, loader, plan, epochs=2):
     accelerator.synchronize()
 
 
-def disorder(seed, change=None):
-    world = World(seed)
+def disorder(seed, change=None, impatient=False):
+    world = World(seed, impatient)
     random = world.random
     accelerator = Accelerator(
         world, lambda n: random.choice([0.5, 2.0, 7.0]), memory=1 << 20
@@ -176,6 +178,8 @@ def disorder(seed, change=None):
         consume(world, accelerator, loader, random)
     finally:
         del loader
+    if impatient:
+        world.settle()
     world.drain()
     gc.collect()
     world.drain()
@@ -190,6 +194,15 @@ def test_every_kernel_finds_its_batch(seed):
     assert accelerator.allocated == 0
     assert accelerator.pinned_bytes == 0
     assert accelerator.calls["stream"] == 2  # the loader's one and the consumer's
+
+
+@pytest.mark.filterwarnings("ignore:.*did not return:UserWarning")
+@given(st.integers(0, 2**32))
+def test_threads_that_are_left_behind_do_no_harm(seed):
+    accelerator = disorder(seed, impatient=True)
+    assert accelerator.allocated == 0
+    assert accelerator.pinned_bytes == 0
+    assert accelerator.calls["stream"] == 2
 
 
 class Consumers(RuleBasedStateMachine):
@@ -342,6 +355,95 @@ def reserved_after(epochs, change=lambda loader: None):
 def test_memory_is_flat_over_epochs():
     seen = reserved_after(40)
     assert max(seen[20:]) <= 1.2 * max(seen[:20])
+
+
+class Immovable:
+    def to(self, device):
+        raise OSError("a fault: it stays")
+
+
+def sometimes(random, call, error):
+    """``call``, which raises ``error`` now and then."""
+
+    def made(*arguments):
+        if random.random() < 0.05:
+            raise error("a fault")
+        return call(*arguments)
+
+    return made
+
+
+@pytest.mark.parametrize("impatient", [False, True])
+@pytest.mark.parametrize("fault", ["source", "hand-over", "copy", "memory"])
+@pytest.mark.filterwarnings("ignore:.*(did not return|out of memory):UserWarning")
+def test_forty_epochs_of_breaks_and_faults_leave_nothing(fault, impatient):
+    world = World(11, impatient)
+    random, accelerator = world.random, Accelerator(world)
+
+    def source():
+        fail = random.choice([None, None, 3, 6])
+        for number in range(10):
+            if fault == "source" and number == fail:
+                raise OSError("a fault")
+            found = batch(number, random.choice([1, 16, 200]))
+            if fault == "hand-over" and number == fail:
+                found.more = Immovable()
+            yield found
+
+    loader, _ = simulated(source, world, 3, accelerator)
+    if fault == "copy":
+        accelerator.copy = sometimes(random, accelerator.copy, OSError)
+    failed, most = 0, []
+    for epoch in range(40):
+        if fault == "memory" and epoch == 35:
+            error = torch.OutOfMemoryError
+            accelerator.empty = sometimes(random, accelerator.empty, error)
+        stop, graph = random.randint(0, 12), None
+        try:
+            for number, graph in enumerate(loader):
+                at = [Memory(t) for t in tensors(graph)]
+                accelerator.kernel(3, checked(at, number))
+                if fault == "memory":
+                    # Batches that cross by a plain copy lie in memory of this process.
+                    accelerator.synchronize()
+                if number == stop:
+                    break
+        except OSError:
+            failed += 1
+        del graph
+        world.settle()
+        assert not world.faults
+        most.append(accelerator.pinned_bytes + accelerator.allocated)
+    assert failed >= 5 or fault == "memory"
+    # Two slots more than the depth, and nothing on the device.
+    assert max(most) <= 5 * size_class(tree.nbytes(batch(0, 200)))
+    assert accelerator.calls["stream"] == 1
+    del loader
+    gc.collect()
+    world.drain()
+    assert accelerator.allocated == accelerator.pinned_bytes == 0
+
+
+def test_memory_is_told_as_it_is():
+    world = World()
+    loader, accelerator = simulated([batch(n) for n in range(40)], world)
+    iterator = iter(loader)
+    kept = [next(iterator) for _ in range(6)]
+    accelerator.synchronize()
+    told = loader.memory_stats()
+    assert told["allocated"] == accelerator.allocated > 0
+    assert told["reserved"] == accelerator.reserved
+    assert told["fragmentation"] == 1 - accelerator.allocated / accelerator.reserved
+    assert told["pinned"] == told["pinned_peak"] == accelerator.pinned_bytes > 0
+    # The first few batches are made while the loop waits; each crosses from a slot.
+    assert told["slots_made"] == 4
+    one = size_class(tree.nbytes(batch(0)))
+    assert told["handed_over"] == 6 * one and told["pinned"] == 4 * one
+    kept.clear()
+    kept += iterator
+    assert told["slots_made"] == 4
+    assert loader.memory_stats()["slots_reused"] == 36
+    assert loader.memory_stats()["handed_over"] == 0  # torch's from here on
 
 
 def test_a_stream_per_epoch_would_be_found():

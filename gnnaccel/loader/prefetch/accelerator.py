@@ -169,12 +169,14 @@ def resolve(device: Any) -> torch.device:
         device: As torch takes it; None for the accelerator that there is, or the CPU.
 
     Raises:
-        RuntimeError: It is an accelerator that this machine does not have.
+        TypeError: It is nothing that torch takes for a device.
+        RuntimeError: It is an accelerator that this machine does not have, or no name
+            of a device.
     """
     there = torch.accelerator.current_accelerator(check_available=True)
     found = torch.device("cpu" if there is None else there.type)
     if device is not None:
-        found = torch.device(device)
+        found = _device(device)
     if found.type in ("cpu", "meta"):
         return found
     if there is None or there.type != found.type:
@@ -192,6 +194,22 @@ def resolve(device: Any) -> torch.device:
             f"Expected the index of device to be below {count} (got {found})"
         )
     return torch.device(found.type, index)
+
+
+def _device(device: Any) -> torch.device:
+    example = 'as in device="cuda:0"; leave it out to take what there is'
+    if not isinstance(device, (torch.device, str, int)) or isinstance(device, bool):
+        raise TypeError(
+            f"Expected device to be a torch.device, its name or its index, {example} "
+            f"(got {device!r}, of type {type(device).__name__})"
+        )
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"Expected device to be one that torch knows, {example} (got {device!r}: "
+            f"{error})"
+        ) from error
 
 
 def accelerator_for(device: torch.device) -> Accelerator | None:

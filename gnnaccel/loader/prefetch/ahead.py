@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -14,8 +16,20 @@ from typing import Any
 from gnnaccel.loader.prefetch.host import Host, Thread
 from gnnaccel.loader.prefetch.stats import Stage
 
-#: Seconds that the end of the process waits for an item in the making.
+# Seconds that `ReadAhead.close` waits for an item in the making: at least, and at most.
+# In between, twice what the slowest item took. A source that is merely slow is waited
+# for, so that nothing of an epoch runs on after it and no two threads share a data set;
+# but a source may wait for what never comes, and whoever leaves a loop must get out.
+_PATIENCE, _MOST_PATIENCE = 2.0, 10.0
+
+#: The same once Ctrl-C has come while the next item was waited for.
+_IMPATIENCE = 0.5
+
+#: Seconds that the end of the process waits for all items in the making together.
 _LAST_WAIT = 2.0
+
+# In place of a source that is let go.
+_NOTHING: Iterator[Any] = iter(())
 
 
 class _Line:
@@ -39,10 +53,19 @@ class _Line:
         self.ended = False
         self.stopped = False
         self.full = 0  # how often the thread had to wait for space
+        self.hurry = False  # Ctrl-C has come
+        self.left = False  # whether nobody waits for the thread any more
 
     def here(self) -> bool:
         """Whether this is the process with the thread; if not, no lock is safe."""
         return self.process == os.getpid()
+
+    def patience(self) -> float:
+        """Seconds to wait for the thread's end."""
+        if self.hurry:
+            return _IMPATIENCE
+        slowest = 0.0 if self.stage is None else self.stage.slowest
+        return max(_PATIENCE, min(2 * slowest, _MOST_PATIENCE))
 
     def stop(self) -> None:
         """Lets the thread end after the item in the making, and forgets the others."""
@@ -108,11 +131,16 @@ class ReadAhead(Iterator[Any]):
             )
         alone, item, error = False, None, None
         with line.condition:
-            while not line.items and line.running and not line.stopped:
-                line.condition.wait()
+            try:
+                while not line.items and line.running and not line.stopped:
+                    line.condition.wait()
+            except BaseException:
+                # Ctrl-C: who pressed it wants to get out now.
+                line.hurry = True
+                raise
             if line.items:
                 item, error = line.items.popleft()
-                line.parked = False
+                line.parked, line.ended = False, isinstance(error, StopIteration)
                 line.condition.notify_all()
             elif line.ended or line.stopped:
                 raise StopIteration
@@ -126,7 +154,6 @@ class ReadAhead(Iterator[Any]):
                 raise
         elif error is not None:
             # Not kept: its traceback leads to whoever catches it.
-            line.ended = isinstance(error, StopIteration)
             try:
                 raise error
             finally:
@@ -139,31 +166,50 @@ class ReadAhead(Iterator[Any]):
         line = self._line
         if line.depth == 0 or line.running:
             return
-        if line.parked or line.ended or line.stopped:
-            return
-        line.running = True
-        try:
-            line.thread = line.host.start(partial(_run, line), self._name)
-        except RuntimeError:
-            # No threads left, or the process is about to end: it works without.
-            line.running, line.depth = False, 0
+        with line.condition:
+            # Whoever else asks this iterator may have begun it by now, or closed it.
+            if line.running or line.parked or line.ended or line.stopped:
+                return
+            line.running = True
+            try:
+                line.thread = line.host.start(partial(_run, line), self._name)
+            except RuntimeError:
+                # No threads left, or the process is about to end: it works without.
+                line.running, line.depth = False, 0
 
     def stop(self) -> None:
         """Asks the thread to end; nothing comes any more."""
-        if self._line.here():
+        # At the end of the interpreter no other thread goes on, and it may hold a lock.
+        if self._line.here() and not sys.is_finalizing():
             self._line.stop()
 
-    def close(self) -> None:
-        """Stops the thread, waits for its end, and lets the source go."""
+    @property
+    def left_in(self) -> Iterator[Any] | None:
+        """The source, if `close` had to leave the thread behind and it is still in it.
+
+        Such a thread ends as soon as the source returns: it drops what it got, and the
+        source.
+        """
         line = self._line
-        if self._closed or not line.here():
+        return line.source if line.left and line.running and line.here() else None
+
+    def close(self) -> None:
+        """Stops the thread and lets the source go.
+
+        Waits for the thread's end, but no longer than is sensible: see `left_in`.
+        """
+        line = self._line
+        if self._closed or not line.here() or sys.is_finalizing():
             return
         self._closed = True
         line.stop()
         thread = line.thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
-        line.source = iter(())
+            thread.join(line.patience())
+            with line.condition:
+                line.left = line.running
+        if not line.left:
+            line.source = _NOTHING
 
     def __del__(self) -> None:
         if hasattr(self, "_line"):
@@ -185,7 +231,10 @@ def _run(line: _Line) -> None:
             if line.stopped or line.depth == 0:
                 line.running = False
                 condition.notify_all()
-                return
+                if not line.left:
+                    return
+                parting, line.source = line.source, _NOTHING
+                break
         outcome: tuple[Any, BaseException | None]
         try:
             outcome = next(line.source), None
@@ -200,11 +249,14 @@ def _run(line: _Line) -> None:
             # Neither an item while it waits for space, nor an exception whose
             # traceback leads back to here, is held on to.
             del outcome
-            if failed:
+            if failed and not line.stopped:
                 line.parked, line.running = True, False
-            condition.notify_all()
-            if failed:
+                condition.notify_all()
                 return
+            condition.notify_all()
+    # Nobody waits for this thread any more. A generator that only it refers to is
+    # closed here, outside of the lock: that runs the user's code.
+    del parting
 
 
 _lines: weakref.WeakSet[_Line] = weakref.WeakSet()
@@ -213,8 +265,16 @@ _lines: weakref.WeakSet[_Line] = weakref.WeakSet()
 @atexit.register
 def _end() -> None:
     """Ends all threads while there still is an interpreter for them to end in."""
-    for line in list(_lines):
-        thread = line.thread
-        if line.here() and line.running and isinstance(thread, threading.Thread):
+    end = time.monotonic() + _LAST_WAIT
+    running = [
+        (line, line.thread)
+        for line in list(_lines)
+        if line.here() and line.running and not line.left
+    ]
+    threads = []
+    for line, thread in running:
+        if isinstance(thread, threading.Thread):
             line.stop()
-            thread.join(_LAST_WAIT)
+            threads.append(thread)
+    for thread in threads:
+        thread.join(max(end - time.monotonic(), 0))

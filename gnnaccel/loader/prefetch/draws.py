@@ -28,6 +28,10 @@ class Draws:
         """Whether batches may be loaded ahead; None while that is not known."""
         return self._verdict
 
+    def pause(self) -> None:
+        """Nobody watches for some steps."""
+        self._loading = False
+
     def before_loading(self) -> None:
         """A batch is about to be asked for, by the training loop's own thread."""
         if self._verdict is not None:

@@ -19,8 +19,8 @@ import torch
 class Thread(Protocol):
     """A thread that was started."""
 
-    def join(self) -> None:
-        """Waits for its end."""
+    def join(self, timeout: float | None = None) -> None:
+        """Waits for its end, at most ``timeout`` seconds."""
 
 
 class Host(Protocol):

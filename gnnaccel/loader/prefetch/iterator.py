@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -22,6 +24,19 @@ if TYPE_CHECKING:
     from gnnaccel.loader.prefetch.loader import PrefetchLoader
 
 
+@dataclass
+class Progress:
+    """What the training loop has seen of the epoch that was begun last.
+
+    Attributes:
+        handed: How many batches, those before it was resumed included.
+        inner: The state that the wrapped loader had then, if it has any.
+    """
+
+    handed: int = 0
+    inner: Any = None
+
+
 class _Source(Iterator[tuple[Any, Any]]):
     """The wrapped loader's batches, each with the state that loader then has, if any.
 
@@ -29,7 +44,7 @@ class _Source(Iterator[tuple[Any, Any]]):
     """
 
     def __init__(self, loader: PrefetchLoader, batches: Iterator[Any]) -> None:
-        self._batches = batches
+        self.batches = batches
         self._stage, self._now = loader._stages.source, loader._host.now
         self._state = None
         if not loader._sampled() and hasattr(loader.loader, "load_state_dict"):
@@ -44,9 +59,12 @@ class _Source(Iterator[tuple[Any, Any]]):
     def __next__(self) -> tuple[Any, Any]:
         begin = self._now()
         try:
-            batch = next(self._batches)
+            batch = next(self.batches)
         finally:
-            self._stage.busy += self._now() - begin
+            spent = self._now() - begin
+            self._stage.busy += spent
+            if spent > self._stage.slowest:
+                self._stage.slowest = spent
         self._stage.items += 1
         if self._watched:
             self._watched -= 1
@@ -76,14 +94,20 @@ class PrefetchIterator(Iterator[Any]):
     Args:
         loader: The loader.
         batches: What it wraps, begun.
-        skip: How many of them were handed over before.
+        progress: Is told what was handed over.
+        skip: How many of the batches were handed over before.
     """
 
     def __init__(
-        self, loader: PrefetchLoader, batches: Iterator[Any], skip: int = 0
+        self,
+        loader: PrefetchLoader,
+        batches: Iterator[Any],
+        progress: Progress,
+        skip: int = 0,
     ) -> None:
         self._loader = loader
-        self._batches = batches
+        self._batches: Iterator[Any] | None = batches
+        self._progress = progress
         self._skip = skip
         self._lane = loader._lane
         self._pace = loader._pace
@@ -93,23 +117,31 @@ class PrefetchIterator(Iterator[Any]):
         self._nbytes = 0
         self._process = os.getpid()
         host, stages = loader._host, loader._stages
-        source = _Source(loader, batches)
-        self._source = ReadAhead(source, host, "gnnaccel-source", stages.source)
+        self._now, self._stages = host.now, stages
+        self._straight: _Source | None = _Source(loader, batches)
+        self._short = 0  # how many of the next steps are known to be in line
+        self._source = ReadAhead(self._straight, host, "gnnaccel-source", stages.source)
         self._top = self._source
         if self._lane is not None:
             crossing = _Crossing(self._source, self._lane)
             self._top = ReadAhead(crossing, host, "gnnaccel-copy")
+        self._lone = self._lane is None and loader.device.type == "cpu"
         self._pace.begin_epoch()
 
     def __next__(self) -> Any:
+        if self._short:
+            return self._in_line()
         if self._closed:
             raise StopIteration
-        now = self._loader._host.now
+        now = self._now
         asked = now()
         busy = 0.0 if self._last is None else asked - self._last
         if self._skip:
             self._pass_over()
-        self._draws.before_loading()
+        if self._pace.in_question():
+            self._draws.before_loading()
+        else:
+            self._draws.pause()
         self._look_ahead()
         ready, alone = self._top.ready, self._top.depth == 0
         alone = alone and not ready
@@ -118,7 +150,7 @@ class PrefetchIterator(Iterator[Any]):
         except StopIteration:
             self._finish()
             raise
-        if self._top.depth == 0:
+        if self._top.depth == 0 and self._pace.in_question():
             self._draws.after_loading()
         lane = self._lane
         batch = crossed
@@ -129,15 +161,46 @@ class PrefetchIterator(Iterator[Any]):
         elif self._loader.device.type != "cpu":
             batch = tree.move(batch, self._loader.device, self._loader.cast)
         del crossed
-        self._loader._count(self, state)
+        self._progress.handed += 1
+        self._progress.inner = state
         end = now()
         wait = end - asked
-        self._account(self._loader._stages, alone, busy, wait, ready, batch)
+        self._account(self._stages, alone, busy, wait, ready, batch)
         if alone:
             # The next one may be begun at once, if the last step settled that.
             self._look_ahead()
             self._top.begin()
+            if self._lone and self._top.depth == 0:
+                self._short = self._pace.settled()
         self._last = now()
+        return batch
+
+    def _in_line(self) -> Any:
+        """A step that is known to be in line: nothing but the batch and the accounts.
+
+        Where nothing can be hidden, all else would be what a loop loses.
+        """
+        straight, progress = self._straight, self._progress
+        consumer = self._stages.consumer
+        if straight is None or self._process != os.getpid():
+            self._short = 0
+            return next(self)
+        asked = self._now()
+        self._short -= 1
+        assert self._last is not None
+        try:
+            batch, progress.inner = next(straight)
+        except StopIteration:
+            self._finish()
+            raise
+        progress.handed += 1
+        end = self._now()
+        busy, wait = asked - self._last, end - asked
+        consumer.busy += busy
+        consumer.wait += wait
+        consumer.items += 1
+        self._pace.in_line(busy, wait)
+        self._last = end
         return batch
 
     @property
@@ -150,26 +213,36 @@ class PrefetchIterator(Iterator[Any]):
         if self._closed:
             return
         self._closed = True
-        if self._process != os.getpid():
+        if self._process != os.getpid() or sys.is_finalizing():
             return
+        self._straight = None
         # Whoever waits for another is woken before any is waited for.
         self._source.stop()
         self._top.stop()
         self._top.close()
         self._source.close()
+        self._batches = None
         if self._lane is not None:
             self._lane.let_go()
+        if self._source.left_in is not None:
+            self._loader._left_behind(self._source)
 
     def __del__(self) -> None:
         if hasattr(self, "_top"):
             self.close()
 
+    def asks(self, batches: Iterator[Any]) -> bool:
+        """Whether it is these batches that it hands over, with more to come."""
+        return not self._closed and self._batches is batches
+
     def _finish(self) -> None:
-        self._loader._ended(self)
+        # The next epoch is whole.
+        self._progress.handed, self._progress.inner = 0, None
         self.close()
 
     def _pass_over(self) -> None:
         """Skips what was handed over before this epoch was resumed."""
+        assert self._batches is not None
         while self._skip:
             self._skip -= 1
             if next(self._batches, self) is self:

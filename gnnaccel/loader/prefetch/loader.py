@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -15,8 +16,16 @@ from gnnaccel.loader.prefetch.accelerator import (
     accelerator_for,
     resolve,
 )
+from gnnaccel.loader.prefetch.ahead import ReadAhead
+from gnnaccel.loader.prefetch.arguments import (
+    begun,
+    check_loader,
+    checked_cast,
+    checked_depth,
+    named,
+)
 from gnnaccel.loader.prefetch.host import Host, Machine
-from gnnaccel.loader.prefetch.iterator import PrefetchIterator
+from gnnaccel.loader.prefetch.iterator import PrefetchIterator, Progress
 from gnnaccel.loader.prefetch.lane import Lane
 from gnnaccel.loader.prefetch.pace import Pace
 from gnnaccel.loader.prefetch.remake import remade
@@ -51,8 +60,9 @@ class PrefetchLoader:
             trainers pass a sampler of theirs this way.
 
     Raises:
-        TypeError: ``loader`` can't be iterated over.
-        ValueError: ``depth`` is neither a number from 0 up nor "auto".
+        TypeError: ``loader`` can't be iterated over, ``depth`` is no whole number,
+            ``cast`` no mapping from names to dtypes, or ``device`` no device.
+        ValueError: ``depth`` is below 0, or a word other than "auto".
         RuntimeError: The device is not there.
     """
 
@@ -64,24 +74,15 @@ class PrefetchLoader:
         cast: Mapping[str, torch.dtype] | None = None,
         **replaced: Any,
     ) -> None:
-        known = depth == "auto" or (type(depth) is int and depth >= 0)
-        if not known:
-            raise ValueError(
-                f'Expected depth to be a number from 0 up, or "auto" (got {depth!r})'
-            )
-        if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
-            if not callable(loader) or isinstance(loader, type):
-                raise TypeError(
-                    "Expected a loader: something to iterate over, or a function that "
-                    f"returns that (got {type(loader).__name__})"
-                )
+        check_loader(loader)
+        depth, cast = checked_depth(depth), checked_cast(cast)
         self.loader: Any = remade(loader, replaced) if replaced else loader
         if isinstance(self.loader, DataLoader):
             # Trainers that make a loader anew look for it among what it has itself.
             self.dataset = self.loader.dataset
         self.device = resolve(device)
         self.depth = depth
-        self.cast = dict(cast or {})
+        self.cast = cast
         self._begin(accelerator_for(self.device), Machine())
 
     def _begin(self, accelerator: Accelerator | None, host: Host) -> None:
@@ -94,8 +95,10 @@ class PrefetchLoader:
             depth = self._pace.depth
             self._lane = Lane(accelerator, host, self._stages, self.cast, depth)
         self._running: weakref.ref[PrefetchIterator] | None = None
-        self._handed = 0
-        self._inner: Any = None
+        # Threads of earlier loops that were left behind, and may still ask a source.
+        self._left: list[ReadAhead] = []
+        self._told = False
+        self._progress = Progress()
         self._resume: Mapping[str, Any] | None = None
 
     @property  # type: ignore[misc]
@@ -115,24 +118,32 @@ class PrefetchLoader:
             else:
                 skip = handed
         running = None if self._running is None else self._running()
+        own = hasattr(self.loader, "__next__")
+        # Either is about to begin again what an earlier loop may still ask: a torch
+        # loader with workers that persist does so too.
+        shared = own or getattr(self.loader, "_iterator", None) is not None
         if running is not None and not running.closed:
-            own = hasattr(self.loader, "__next__")
             restarts = inspect.isfunction(getattr(type(self.loader), "__iter__", None))
             if own and not restarts and resume is None:
                 # A generator, or another iterator that can't begin again: no two
                 # threads may ask it, so all loops share one.
                 return running
-            if own or getattr(self.loader, "_iterator", None) is not None:
-                # It is about to begin again (a torch loader with workers that persist
-                # does so too), while the thread of the other loop asks it.
+            if shared:
                 running.close()
-        wrapped: Any = self.loader
-        if not hasattr(wrapped, "__iter__") and not hasattr(wrapped, "__getitem__"):
-            wrapped = wrapped()
+        self._left = [ahead for ahead in self._left if ahead.left_in is not None]
+        if self._left and shared:
+            raise _still_asked(self.loader)
         # Here and not on the thread: workers are started, and numbers drawn, where the
         # wrapped loader alone would do so.
-        iterator = PrefetchIterator(self, iter(wrapped), skip)
-        self._running, self._handed, self._inner = weakref.ref(iterator), handed, None
+        batches = begun(self.loader)
+        if running is not None and running.asks(batches):
+            # What it wraps has one iterator for all its loops, too.
+            return running
+        if any(getattr(a.left_in, "batches", None) is batches for a in self._left):
+            raise _still_asked(self.loader)
+        self._progress = Progress(handed)
+        iterator = PrefetchIterator(self, batches, self._progress, skip)
+        self._running = weakref.ref(iterator)
         return iterator
 
     def __len__(self) -> int:
@@ -208,11 +219,12 @@ class PrefetchLoader:
         """
         if self._resume is not None:
             return dict(self._resume)
-        state: dict[str, Any] = {"batches": self._handed}
-        if self._inner is not None:
-            state["loader"] = self._inner
+        handed, inner = self._progress.handed, self._progress.inner
+        state: dict[str, Any] = {"batches": handed}
+        if inner is not None:
+            state["loader"] = inner
         elif self._sampled():
-            state["sampler"] = self.loader.batch_sampler.state_dict(self._handed)
+            state["sampler"] = self.loader.batch_sampler.state_dict(handed)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -240,16 +252,26 @@ class PrefetchLoader:
             return False
         return "batches" in inspect.signature(sampler.state_dict).parameters
 
-    def _count(self, iterator: PrefetchIterator, state: Any) -> None:
-        """Notes that ``iterator`` hands over a batch."""
-        if self._running is not None and self._running() is iterator:
-            self._handed += 1
-            self._inner = state
+    def _left_behind(self, ahead: ReadAhead) -> None:
+        """Notes that a thread did not end when a loop was left."""
+        self._left.append(ahead)
+        if not self._told:
+            self._told = True
+            warnings.warn(
+                f"gnnaccel: a loop was left while {named(self.loader)}, on a thread, "
+                "was making a batch, and it did not return. That thread is left behind "
+                "and ends when it does; what it makes till then is dropped.",
+                stacklevel=2,
+            )
 
-    def _ended(self, iterator: PrefetchIterator) -> None:
-        """Notes that ``iterator`` is through: the next epoch is whole."""
-        if self._running is not None and self._running() is iterator:
-            self._handed, self._inner = 0, None
+
+def _still_asked(loader: Any) -> RuntimeError:
+    return RuntimeError(
+        f"{named(loader)} can be asked by one loop at a time, and the thread of an "
+        "earlier one, which was left in mid-epoch, still waits for a batch from it. "
+        "Let it return first, or wrap a function that begins a new one each time: "
+        "PrefetchLoader(lambda: ...)."
+    )
 
 
 def _tell(target: Any, epoch: int) -> bool:

@@ -27,7 +27,8 @@ _GAP = 64
 DIRECT = 1 << 18
 
 
-@dataclass(frozen=True)
+# Not frozen, which would make each several times as dear: a batch has many.
+@dataclass(slots=True, eq=False)
 class View:
     """A tensor in the block.
 
@@ -56,7 +57,7 @@ class View:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Piece:
     """Bytes that are copied as they are.
 
@@ -127,36 +128,36 @@ def plan(leaves: Sequence[Leaf]) -> Plan:
     views: list[View | None] = [None] * len(leaves)
     spans = []
     for i, leaf in enumerate(leaves):
-        tensor, item = leaf.tensor, leaf.tensor.element_size()
-        if tensor.numel() == 0:
+        tensor, begin = leaf.tensor, leaf.tensor.data_ptr()
+        nbytes = tensor.nbytes
+        if not nbytes:
             dtype = leaf.cast or tensor.dtype
-            views[i] = View(0, dtype, tuple(tensor.shape), tensor.stride())
+            views[i] = View(0, dtype, tensor.shape, tensor.stride())
             continue
-        begin = tensor.data_ptr()
-        if _narrows(leaf) or begin % item:
+        if begin % tensor.itemsize or (leaf.cast is not None and _narrows(leaf)):
             views[i] = _write(made, tensor, leaf.cast)
             continue
-        spans.append((begin, begin + _span(tensor), i))
+        span = nbytes if tensor.is_contiguous() else _span(tensor)
+        spans.append((begin, begin + span, nbytes, i))
     spans.sort()
     first = 0
     while first < len(spans):
-        begin, end, at = spans[first]
+        begin, end, shown, at = spans[first]
         storage = leaves[at].tensor.untyped_storage()
         stop = storage.data_ptr() + storage.nbytes()
-        last, shown = first, 0
+        last, shown = first + 1, min(shown, end - begin)
         while last < len(spans):
-            low, high, i = spans[last]
+            low, high, nbytes, _ = spans[last]
             if low >= end + _GAP or high > stop:
                 break
-            tensor = leaves[i].tensor
-            shown += min(tensor.numel() * tensor.element_size(), high - low)
+            shown += min(nbytes, high - low)
             end = max(end, high)
             last += 1
         group = spans[first:last]
         first = last
         if 2 * shown < end - begin:
             same: dict[Any, View] = {}
-            for low, _, i in group:
+            for low, _, _, i in group:
                 tensor, cast = leaves[i].tensor, leaves[i].cast
                 key = (low, tensor.shape, tensor.stride(), tensor.dtype, cast)
                 if key not in same:
@@ -172,22 +173,22 @@ def _copy(
     made: Plan,
     leaves: Sequence[Leaf],
     views: list[View | None],
-    group: Sequence[tuple[int, int, int]],
+    group: Sequence[tuple[int, int, int, int]],
     end: int,
 ) -> None:
     """Adds a piece, and the views of the leaves in it."""
-    begin, _, at = group[0]
+    begin, _, _, at = group[0]
     # What was aligned there is aligned here.
     offset = -(-made.nbytes // _ALIGN) * _ALIGN + begin % _ALIGN
     owner = leaves[at].tensor
     made.pieces.append(Piece(begin, end - begin, offset, owner))
     made.nbytes = offset + end - begin
-    for low, _, i in group:
+    for low, _, _, i in group:
         tensor = leaves[i].tensor
         views[i] = View(
             offset + low - begin,
             tensor.dtype,
-            tuple(tensor.shape),
+            tensor.shape,
             tensor.stride(),
             leaves[i].cast,
         )
@@ -216,7 +217,5 @@ def _narrows(leaf: Leaf) -> bool:
 
 def _span(tensor: Tensor) -> int:
     """Bytes from a tensor's first element to the end of its last."""
-    if tensor.is_contiguous():
-        return tensor.nbytes
     reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return (reach + 1) * tensor.element_size()

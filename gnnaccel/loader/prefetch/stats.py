@@ -21,12 +21,14 @@ class Stage:
         wait: Seconds of waiting: for space ahead of it, or for the stage before it.
         items: Batches.
         nbytes: Bytes that it moved.
+        slowest: Seconds of work on the item that took longest.
     """
 
     busy: float = 0.0
     wait: float = 0.0
     items: int = 0
     nbytes: int = 0
+    slowest: float = 0.0
 
     def report(self) -> dict[str, Any]:
         """The account as plain numbers; ``bytes_per_s`` while it was busy."""

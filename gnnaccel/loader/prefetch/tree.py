@@ -21,7 +21,8 @@ from gnnaccel.loader.prefetch.kinds import Kind, kind_of
 Cast = Mapping[str, torch.dtype]
 
 
-@dataclass(frozen=True)
+# Not frozen, which would make each several times as dear: a batch has many.
+@dataclass(slots=True, eq=False)
 class Leaf:
     """A tensor that can be packed.
 
@@ -34,7 +35,7 @@ class Leaf:
     cast: torch.dtype | None = None
 
 
-@dataclass(eq=False)
+@dataclass(slots=True, eq=False)
 class _Node:
     """A container with at least one leaf or guest in it."""
 
@@ -44,7 +45,7 @@ class _Node:
     plain: bool = True  # nothing in it crosses
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _At:
     """A place in the list of leaves, or of guests."""
 
@@ -160,14 +161,16 @@ def nbytes(batch: Any) -> int:
     return sum(leaf.tensor.nbytes for leaf in flatten(batch).leaves)
 
 
-_ATOMS = (str, int, float, bool, bytes, torch.device, torch.dtype, torch.Size)
+_ATOMS = frozenset(
+    (str, int, float, bool, bytes, torch.device, torch.dtype, torch.Size)
+)
 
 
 def _packs(value: Any) -> bool:
     return (
         type(value) is Tensor
         and value.layout is torch.strided
-        and value.device.type == "cpu"
+        and value.is_cpu
         and not value.requires_grad
         and not value.is_quantized
         and not value.is_conj()
