@@ -14,18 +14,23 @@ from gnnaccel.kernels.message import Parts
 from gnnaccel.ops.adj import Adj
 from gnnaccel.ops.message import sum_messages
 
-#: What the edge brings: its row, or that through a map, with and without a bias.
-FORMS = ("plain", "mapped", "biased")
+#: What the edge brings: its row, or that through a map, with and without a bias; and
+#: where the destination brings something, too.
+FORMS = ("plain", "mapped", "biased", "to", "to plain", "to biased")
 KINDS = [("add", "plain"), ("add", "mapped"), ("add", "biased"), ("mul", "plain")]
 KINDS += [("add_relu", form) for form in FORMS] + [("mul", "biased")]
 
 
 def _tensors(case, form, width=5, depth=3, learnt=True):
     """Named float64 leaves for one call; without ``learnt``, edges' are constant."""
+    plain, biased = form.endswith("plain"), form.endswith("biased")
     shapes = {"x": (case.num_src, width)}
-    shapes["edge"] = (case.num_edges, width if form == "plain" else depth)
-    if form != "plain":
-        shapes["map"] = (depth + (form == "biased"), width)
+    if form != "to":
+        shapes["edge"] = (case.num_edges, width if plain else depth)
+        if not plain:
+            shapes["map"] = (depth + biased, width)
+    if form.startswith("to"):
+        shapes["x_dst"] = (case.num_dst, width)
     found = {
         name: torch.randn(shape, dtype=torch.float64).requires_grad_(
             learnt or name != "edge"
@@ -35,12 +40,13 @@ def _tensors(case, form, width=5, depth=3, learnt=True):
     return found | {"weight": torch.rand(case.num_edges, dtype=torch.float64) + 0.5}
 
 
-def _oracle(case, kind, reduce, x, edge, weight, map=None):
+def _oracle(case, kind, reduce, x, weight, edge=0, map=None, x_dst=None):
     src, dst = case.edge_index.long()
     if map is not None:
         rows = edge.size(1)
         edge = edge @ map[:rows] + (map[rows] if map.size(0) > rows else 0)
     messages = x[src] * edge if kind == "mul" else x[src] + edge
+    messages = messages if x_dst is None else messages + x_dst[dst]
     messages = messages.relu() if kind == "add_relu" else messages
     messages = messages * weight.unsqueeze(-1)
     return scatter(messages, dst, 0, case.num_dst, reduce)
@@ -133,8 +139,12 @@ def test_every_form_of_the_kernels(isa, monkeypatch, width, dtype, index):
     assert graph.index_dtype == getattr(torch, index)
     for form in FORMS:
         _compare(case, "add_relu", form, dtype, graph, width=width, learnt=False)
-    for kind in ("add_relu", "mul"):
-        _compare(case, kind, "plain", dtype, graph, width=width)
+    for kind, form in (
+        ("add_relu", "plain"),
+        ("add_relu", "to plain"),
+        ("mul", "plain"),
+    ):
+        _compare(case, kind, form, dtype, graph, width=width)
 
 
 @pytest.mark.parametrize("name", ["hub", "hub_source"])
@@ -168,6 +178,11 @@ def test_layouts(backend, kind, form):
         for x in tensors.values()
     )
     compare(ours, oracle, strided, absolute=False, slack=10)
+    turned = tuple(
+        x.detach().t().contiguous().t().requires_grad_(x.requires_grad)
+        for x in _tensors(case, form, learnt=False).values()
+    )
+    compare(ours, oracle, turned, absolute=False, slack=10)
 
 
 @pytest.mark.parametrize(("kind", "form"), KINDS)
@@ -213,15 +228,17 @@ def test_every_number_of_threads(threads):
 def test_special_values_stay_where_they_are_reached(backend, kind, form, special):
     case = SQUARE["unsorted"]
     tensors = _tensors(case, form, learnt=False)
-    tensors["map" if form != "plain" else "edge"].requires_grad_(False)
+    for name in ("map", "edge"):
+        if name in tensors:
+            tensors[name].requires_grad_(False)
+            break
     with torch.no_grad():
         tensors["x"][4] = special
     ours, oracle = _functions(case, kind, tensors)
     compare(ours, oracle, tuple(tensors.values()), absolute=False, slack=10)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", ["add", "add_relu", "mul"])
+@pytest.mark.parametrize(("kind", "form"), KINDS)
 def test_own_rows(backend, kind, form):
     case = SQUARE["hub" if backend == "native" else "unsorted"]
     graph = Graph.of(case.edge_index, case.size)
@@ -279,6 +296,10 @@ def test_compiles_whole(kind, form):
         ({"map": torch.randn(7, 5)}, r"\[30, 6\]"),
         ({"map": torch.randn(5, 4)}, r"\[5, 4\]"),
         ({"weight": torch.randn(29)}, r"\[29\]"),
+        ({"x_dst": torch.randn(6, 5)}, r"\[6, 5\]"),
+        ({"x_dst": torch.randn(7, 5), "message": "mul"}, "'mul'"),
+        ({"edge": None, "message": "mul"}, "'mul'"),
+        ({"edge": None, "map": torch.randn(4, 5)}, "'map'"),
         ({"weight": torch.randn(30, requires_grad=True)}, "gradient"),
         ({"edge": torch.randn(30, 5).to("meta")}, "meta"),
     ],

@@ -109,18 +109,20 @@ struct AttentionArgs {
 };
 
 // out[i] = own * x[i] + sum_e w[e] f(x[col[e]], y[e]), where y[e] is the edge's row, or
-// that times the map, and f is 0: relu(x + y), 1: x * y (without a map). What stands per
-// entry is in the caller's order.
+// that times the map, and f is 0: relu(x + x_dst[i] + y), 1: x * y (without a map), 2: 1
+// where 0 is positive, else 0. What stands per entry is in the caller's order.
 // With `grad` its gradients instead: `g` groups by source then, `out` is that of x.
 struct MessageArgs {
   Grouping g;
   int kind;
   const void* x;
   int64_t x_stride;
-  const void* edge;  // contiguous [entries, features], or [entries, depth] with a map
+  const void* edge;  // contiguous [entries, features], or [entries, depth] with a map;
+                     // nullptr: 0
   const void* map;   // contiguous [map_rows, features], or nullptr; f32 and f64 only
   int64_t depth, map_rows;  // one row more than depth: it is added as it is
   const void* w;     // [entries], or nullptr
+  const void* x_dst;  // contiguous [rows, features] ([cols, features] with grad), or nullptr
   double own;        // 0, or rows are columns
   int64_t features;
   void* out;         // contiguous [rows, features]

@@ -1,14 +1,14 @@
 // Sums of messages that a neighbour's row and the features of the edge make together, and
 // their gradients. A NaN passes through the ReLU both ways, as it does in torch.
 
-enum class Message { sum_relu = 0, product = 1 };
+enum class Message { sum_relu = 0, product = 1, active = 2 };
 
 // The tensors of one call, typed.
 template <class T, class I>
 struct MessageView {
   const I *col, *perm;
   int64_t last;  // the last entry, the furthest that may be prefetched
-  const T *x, *edge, *map, *w, *grad;
+  const T *x, *edge, *map, *w, *x_dst, *grad;
   int64_t x_stride, depth, map_rows, features;
 
   explicit MessageView(const MessageArgs& a)
@@ -19,6 +19,7 @@ struct MessageView {
         edge(static_cast<const T*>(a.edge)),
         map(static_cast<const T*>(a.map)),
         w(static_cast<const T*>(a.w)),
+        x_dst(static_cast<const T*>(a.x_dst)),
         grad(static_cast<const T*>(a.grad)),
         x_stride(a.x_stride),
         depth(a.depth),
@@ -27,12 +28,20 @@ struct MessageView {
 
   acc_t<T> weight(int64_t p) const { return w == nullptr ? acc_t<T>(1) : widen(w[p]); }
 
+  // y = the block of the destination's row, or 0.
+  template <int K, int N>
+  void load_dst(int64_t i, Block b, Vec<acc_t<T>, N> (&y)[K]) const {
+    if (x_dst == nullptr) return;
+    const T* row = x_dst + i * features + b.first;
+    for (int k = 0; k < K; ++k) y[k] = load<N>(row + lane_offset<K, N>(k, b.count));
+  }
+
   // Fetches what the entry `ahead` reads of the edges' features.
   template <bool MAPPED>
   void prefetch_edge(int64_t ahead, Block b) const {
     const int64_t p = at(perm, ahead);
     if constexpr (MAPPED) prefetch(edge + p * depth, depth * int64_t(sizeof(T)));
-    else prefetch(edge + p * features + b.first, b.count * int64_t(sizeof(T)));
+    else if (edge != nullptr) prefetch(edge + p * features + b.first, b.count * int64_t(sizeof(T)));
   }
 
   // y += what edge p brings to the block.
@@ -46,7 +55,7 @@ struct MessageView {
       }
       if (map_rows == depth) return;
       for (int k = 0; k < K; ++k) y[k] += load<N>(row + lane_offset<K, N>(k, b.count));
-    } else {
+    } else if (edge != nullptr) {
       const T* row = edge + p * features + b.first;
       for (int k = 0; k < K; ++k) y[k] += load<N>(row + lane_offset<K, N>(k, b.count));
     }
@@ -61,9 +70,13 @@ struct MessageSum {
 
   static constexpr int64_t kScratchRows = 1;
 
+  // The entries [e0, e1) of destination i.
   template <int K, int N>
-  void entries(int64_t e0, int64_t e1, Block b, Vec<A, N> (&acc)[K]) const {
-    const Vec<A, N> zero{};
+  void entries(int64_t i, int64_t e0, int64_t e1, Block b, Vec<A, N> (&acc)[K]) const {
+    const Vec<A, N> zero{}, one = zero + A(1);
+    const bool counts = Message(a.kind) == Message::active;
+    Vec<A, N> dst[K] = {};
+    if constexpr (M == Message::sum_relu) v.template load_dst<K, N>(i, b, dst);
     for (int64_t e = e0; e < e1; ++e) {
       const int64_t ahead = e + kAhead < v.last ? e + kAhead : v.last;
       prefetch(v.x + at(v.col, ahead) * v.x_stride + b.first, b.count * int64_t(sizeof(T)));
@@ -73,12 +86,12 @@ struct MessageSum {
       const A c = v.weight(p);
       Vec<A, N> u[K] = {};
       if constexpr (M == Message::sum_relu) {
-        for (int k = 0; k < K; ++k) u[k] = load<N>(row + lane_offset<K, N>(k, b.count));
+        for (int k = 0; k < K; ++k) u[k] = dst[k] + load<N>(row + lane_offset<K, N>(k, b.count));
       }
       v.template add_edge<MAPPED, K, N>(p, b, u);
       for (int k = 0; k < K; ++k) {
         if constexpr (M == Message::sum_relu) {
-          acc[k] += c * ((u[k] <= zero) ? zero : u[k]);
+          acc[k] += c * ((u[k] <= zero) ? zero : counts ? one : u[k]);
         } else {
           acc[k] += c * u[k] * load<N>(row + lane_offset<K, N>(k, b.count));
         }
@@ -107,7 +120,7 @@ struct MessageSum {
           if (a.own != 0) prefetch_row(v.x, r, r1, v.x_stride, b);
         }
         Vec<A, N> acc[K] = {};
-        entries<K, N>(ranges.begin[r], ranges.end[r], b, acc);
+        entries<K, N>(ranges.row(r), ranges.begin[r], ranges.end[r], b, acc);
         if (partial == nullptr) {
           finish<K, N>(r, b, acc);
           continue;
@@ -159,12 +172,16 @@ struct MessageGradients {
       const int64_t ahead = e + kAhead < v.last ? e + kAhead : v.last;
       prefetch(v.grad + at(v.col, ahead) * v.features + b.first, b.count * int64_t(sizeof(T)));
       v.template prefetch_edge<MAPPED>(ahead, b);
+      if (v.x_dst != nullptr) {
+        prefetch(v.x_dst + at(v.col, ahead) * v.features + b.first, b.count * int64_t(sizeof(T)));
+      }
       const int64_t p = at(v.perm, e);
       const T* grad = v.grad + at(v.col, e) * v.features + b.first;
       const A c = v.weight(p);
       Vec<A, N> u[K] = {}, g[K];
       if constexpr (M == Message::sum_relu) {
-        for (int k = 0; k < K; ++k) u[k] = own[k];
+        v.template load_dst<K, N>(at(v.col, e), b, u);
+        for (int k = 0; k < K; ++k) u[k] += own[k];
       }
       v.template add_edge<MAPPED, K, N>(p, b, u);
       for (int k = 0; k < K; ++k) {

@@ -118,11 +118,11 @@ void bind_attention_backward(GROUPING_PARAMS, Address t_ptr, Address t_col, Addr
 
 void bind_message_sum(GROUPING_PARAMS, int dtype, int kind, Address x, int64_t x_stride,
                       Address edge, Address map, int64_t depth, int64_t map_rows, Address w,
-                      double own, int64_t features, Address out, Address grad,
+                      Address x_dst, double own, int64_t features, Address out, Address grad,
                       Address g_edge, Address g_map) {
   nb::gil_scoped_release release;
   kernels().message_sum({GROUPING, kind, at(x), x_stride, at(edge), at(map), depth, map_rows,
-                         at(w), own, features, at(out), at(grad), at(g_edge), at(g_map)},
+                         at(w), at(x_dst), own, features, at(out), at(grad), at(g_edge), at(g_map)},
                         Dtype(dtype));
 }
 

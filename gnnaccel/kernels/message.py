@@ -4,8 +4,9 @@ The message of an edge ``j -> i``, by kind, with ``y[e] = edge[e]`` or, with a m
 ``edge[e] @ map`` (whose last row, if it has one more than ``edge[e]`` has columns, is
 added as it is):
 
-- ``"add_relu"``: ``relu(x[j] + y[e])``
-- ``"mul"``: ``x[j] * y[e]``, without a map
+- ``"add_relu"``: ``relu(x[j] + x_dst[i] + y[e])``
+- ``"mul"``: ``x[j] * y[e]``, without a map and ``x_dst``
+- ``"active"``: 1 where ``"add_relu"`` is positive or NaN, else 0
 
 ``weight[e]`` multiplies it, and the messages into each ``i`` are added up.
 """
@@ -20,7 +21,7 @@ from torch import Tensor
 from gnnaccel.kernels.grouping import Grouping, accumulator
 
 #: The kinds of message, by the number the compiled kernels know them under.
-KINDS = {"add_relu": 0, "mul": 1}
+KINDS = {"add_relu": 0, "mul": 1, "active": 2}
 
 
 class Parts(NamedTuple):
@@ -28,15 +29,18 @@ class Parts(NamedTuple):
 
     Attributes:
         x: ``[cols, F]``.
-        edge: ``[E, F]``, or ``[E, D]`` with a map; in the caller's order.
+        edge: ``[E, F]``, or ``[E, D]`` with a map; in the caller's order. ``None``, not
+            under ``"mul"`` nor with a map: ``y`` is 0.
         map: ``[D, F]``, ``[D + 1, F]`` or ``None``; not in half types.
         weight: ``[E]`` or ``None``, in the caller's order; gets no gradient.
+        x_dst: ``[rows, F]``, of destinations, or ``None``.
     """
 
     x: Tensor
-    edge: Tensor
+    edge: Tensor | None = None
     map: Tensor | None = None
     weight: Tensor | None = None
+    x_dst: Tensor | None = None
 
 
 def message_sum(g: Grouping, kind: str, parts: Parts, own: float = 0.0) -> Tensor:
@@ -54,7 +58,14 @@ def message_sum(g: Grouping, kind: str, parts: Parts, own: float = 0.0) -> Tenso
     assert g.col is not None
     edge, weight = _by_entry(g, parts)
     x = parts.x.to(edge.dtype).index_select(0, g.col.long())
-    messages = (x + edge).relu() if kind == "add_relu" else x * edge
+    if kind == "mul":
+        messages = x * edge
+    else:
+        if parts.x_dst is not None:
+            x = x + parts.x_dst.to(x.dtype).index_select(0, g.row)
+        messages = (x + edge).relu()
+        if kind == "active":
+            messages = (messages != 0).to(x.dtype)
     if weight is not None:
         messages = messages * weight.unsqueeze(-1)
     out = messages.new_zeros(g.rows, x.size(1)).index_add_(0, g.row, messages)
@@ -82,7 +93,8 @@ def message_sum_backward(
         need_edge: Whether that of ``edge`` is wanted; never with a map.
 
     Returns:
-        Gradients of ``x``, of ``edge`` if wanted, and of the map if there is one.
+        Gradients of ``x``, of ``edge`` if wanted, and of the map if there is one. That
+        of ``x_dst`` is ``grad`` times the sum of ``"active"``.
     """
     g = transposed
     assert g.col is not None
@@ -93,6 +105,8 @@ def message_sum_backward(
     if weight is not None:
         flow = flow * weight.unsqueeze(-1)
     if kind == "add_relu":
+        if parts.x_dst is not None:
+            x = x + parts.x_dst.to(wide).index_select(0, g.col.long())
         # Written so that NaN passes.
         of_x = of_edge = torch.where(x + edge <= 0, flow.new_zeros(()), flow)
     else:
@@ -101,7 +115,9 @@ def message_sum_backward(
     if own:
         x_grad = x_grad + own * grad.to(wide)
     edge_grad = map_grad = None
-    if parts.map is not None:
+    if parts.edge is None:
+        pass
+    elif parts.map is not None:
         rows = _in_order(g, parts.edge).to(wide)
         map_grad = rows.t() @ of_edge
         if parts.map.size(0) > rows.size(1):
@@ -113,7 +129,7 @@ def message_sum_backward(
         if g.perm is not None:
             edge_grad = torch.empty_like(grouped)
             edge_grad.index_copy_(0, g.perm.long(), grouped)
-    return Parts(x_grad.to(parts.x.dtype), edge_grad, map_grad)  # type: ignore[arg-type]
+    return Parts(x_grad.to(parts.x.dtype), edge_grad, map_grad)
 
 
 def mapped(edge: Tensor, map: Tensor) -> Tensor:
@@ -129,7 +145,10 @@ def _in_order(g: Grouping, x: Tensor) -> Tensor:
 def _by_entry(g: Grouping, parts: Parts) -> tuple[Tensor, Tensor | None]:
     """What each edge brings, and its weight, in grouped order and summable."""
     wide = accumulator(parts.x.dtype)
-    edge = _in_order(g, parts.edge).to(wide)
+    if parts.edge is None:
+        edge = parts.x.new_zeros((), dtype=wide)
+    else:
+        edge = _in_order(g, parts.edge).to(wide)
     if parts.map is not None:
         edge = mapped(edge, parts.map.to(wide))
     weight = parts.weight

@@ -294,12 +294,14 @@ def message_sum_backward(
 ) -> Parts:
     """See :func:`gnnaccel.kernels.message.message_sum_backward`."""
     edge, map_ = parts.edge, parts.map
-    of_edge = memory.empty(edge.shape, edge.dtype) if need_edge else None
-    of_map = None if map_ is None else torch.empty_like(map_)
+    of_edge = None
+    if need_edge and edge is not None:
+        of_edge = memory.empty(edge.shape, edge.dtype)
+    of_map = None if map_ is None else map_.new_empty(map_.shape)
     of_x = _message_sum(
         transposed, kind, parts, own, grad.contiguous(), of_edge, of_map
     )
-    return Parts(of_x, of_edge, of_map)  # type: ignore[arg-type]
+    return Parts(of_x, of_edge, of_map)
 
 
 def _message_sum(
@@ -312,10 +314,9 @@ def _message_sum(
     of_map: Tensor | None,
 ) -> Tensor:
     x, stride = _rows(parts.x)
-    edge, map_, weight = (
+    edge, map_, weight, x_dst = (
         None if tensor is None else tensor.contiguous() for tensor in parts[1:]
     )
-    assert edge is not None
     out = memory.empty((g.rows, x.size(1)), x.dtype)
     _native.message_sum(
         *g.addresses,
@@ -323,11 +324,12 @@ def _message_sum(
         KINDS[kind],
         x.data_ptr(),
         stride,
-        edge.data_ptr(),
+        _address(edge),
         _address(map_),
-        edge.size(1),
+        0 if edge is None else edge.size(1),
         0 if map_ is None else map_.size(0),
         _address(weight),
+        _address(x_dst),
         own,
         x.size(1),
         out.data_ptr(),

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gnnaccel.nn import dense
 from gnnaccel.nn.fused import Fused, graph_for, may_reorder, sizes
-from gnnaccel.nn.networks import through
 from gnnaccel.nn.pairwise import difference_ends, reduce_sum_of_ends
+from gnnaccel.nn.split import through
 from gnnaccel.ops.gather import gather, scatter
 
 

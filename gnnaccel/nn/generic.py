@@ -18,6 +18,7 @@ from torch_geometric.nn import MessagePassing, aggr
 
 from gnnaccel import kernels
 from gnnaccel.errors import EdgeIndexError
+from gnnaccel.nn import split
 from gnnaccel.nn.fused import (
     REDUCE_OF,
     graph_for,
@@ -29,15 +30,7 @@ from gnnaccel.nn.fused import (
 from gnnaccel.nn.joined import joined_sum
 from gnnaccel.nn.messages import Weight, joined_of, weight_of
 from gnnaccel.nn.neighbours import aggregate
-from gnnaccel.nn.networks import (
-    Ends,
-    after_reduction,
-    ends_in_linear,
-    first_and_rest,
-    network_of,
-    takes,
-    through,
-)
+from gnnaccel.nn.networks import network_of
 from gnnaccel.nn.normalisation import remembering
 from gnnaccel.nn.stand_in import LayerStandIn, StandIn
 from gnnaccel.ops.adj import Adj, wants_grad
@@ -220,7 +213,9 @@ def _graph(
 class Splitting(Summing):
     """Mixed in where a message is a network of rows side by side: see ``networks``."""
 
-    done_by = "the first linear layer of its network per node, not per edge"
+    done_by = (
+        "the linear layers of its network per node, not per edge, where they may be"
+    )
 
     def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
         found = network_of(made_from(type(self)))
@@ -243,33 +238,49 @@ class Splitting(Summing):
             for e in edges.values()
         ):
             return None
-        network = getattr(self, found.name)
-        try:
-            ready = first_and_rest(network, found.parts, Ends(index, rows), edges)
-        except EdgeIndexError:
-            return None  # PyG words its own
+        ready = split.split(getattr(self, found.name), found.parts, rows, edges)
         if ready is None:
             return None
-        messages, rest = ready
+        rest = ready.rest
+        cls: Any = type(self)
+        kind: Any = type(self.aggr_module)
+        kind = made_from(kind) or kind
+        stock = cls.aggregate is MessagePassing.aggregate
+        last = rest.pop() if stock and split.ends_in_linear(rest, kind) else None
+        mean = kind is aggr.MeanAggregation
+        try:
+            out = None
+            adds_up = stock and REDUCE_OF.get(kind) in ("sum", "mean")
+            if adds_up and split.only_relu(rest):
+                out = self._unwritten(ready, edge_index, known, mean)
+            if out is None:
+                messages = split.through(rest, split.written(ready, index))
+        except EdgeIndexError:
+            return None  # PyG words its own
         wanted = layer.inspector.get_flat_param_names(
             ["aggregate", "update"], exclude=layer.special_args
         )
         collected = layer._collect(wanted, edge_index, known, kwargs)
-        cls: Any = type(self)
-        kind: Any = type(self.aggr_module)
-        kind = made_from(kind) or kind
-        last = None
-        if cls.aggregate is MessagePassing.aggregate and ends_in_linear(rest, kind):
-            last = rest.pop()
-        messages = through(rest, messages)
-        if last is not None and not takes(last, messages, index["_i"]):
-            messages, last = last(messages), None
         collect = layer.inspector.collect_param_data
-        out = layer.aggregate(messages, **collect("aggregate", collected))
+        if out is None:
+            if last is not None and not split.takes(last, messages, index["_i"]):
+                messages, last = last(messages), None
+            out = layer.aggregate(messages, **collect("aggregate", collected))
         if last is not None:
-            mean = kind is aggr.MeanAggregation
-            out = after_reduction(last, out, index["_i"], mean)
+            out = split.after_reduction(last, out, index["_i"], mean)
         return layer.update(out, **collect("update", collected))
+
+    def _unwritten(
+        self, ready: split.Split, edge_index: Tensor, size: list[Any], mean: bool
+    ) -> Tensor | None:
+        """The reduced messages, if that can be done without writing them down."""
+        i = int(self.flow == "source_to_target")
+        x = ready.nodes.get("_j")
+        if x is None:
+            return None
+        num_dst = size[1 - i] if size[i] is None else size[i]
+        adj = _graph(self, x, edge_index, num_dst, None)
+        return None if adj is None else split.summed(ready, adj, mean)
 
     def _end(self, name: str, size: Any, kwargs: dict[str, Any]) -> Tensor | None:
         """Features of the nodes at one end, as PyG's ``_collect`` finds them."""

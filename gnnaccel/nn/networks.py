@@ -1,9 +1,7 @@
-"""Layers whose message is a network of rows that stand side by side.
+"""Reads off a layer's code whether its message is a network of rows side by side.
 
 ``mlp(torch.cat([x_i, x_j - x_i, edge_attr], dim=-1))`` is what most layers of users
-look like. The first linear map of such a network is a sum of maps of its parts, and
-those of node features are made once per node instead of once per edge; where messages
-are added up, the last linear map is made per node, too.
+look like; see :mod:`gnnaccel.nn.split` for what that is good for.
 """
 
 from __future__ import annotations
@@ -15,14 +13,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from gnnaccel.graph import grouping_of
-from gnnaccel.nn import dense
-from gnnaccel.nn.fused import REDUCE_OF, may_reorder, plain_linear, watched
 from gnnaccel.nn.stand_in import written_by_pyg
-from gnnaccel.ops.gather import gather
 
 _CATS = (torch.cat, torch.concat, torch.concatenate)
 
@@ -53,12 +46,12 @@ class Network(NamedTuple):
     @property
     def rows(self) -> set[str]:
         """The arguments that are rows of nodes, lifted to edges."""
-        return {n for part in self.parts for n in part.names if _is_end(n)}
+        return {n for part in self.parts for n in part.names if is_end(n)}
 
     @property
     def edges(self) -> set[str]:
         """The arguments that are features of edges."""
-        return {part.plus for part in self.parts if not _is_end(part.plus)}
+        return {part.plus for part in self.parts if not is_end(part.plus)}
 
 
 @cache
@@ -151,142 +144,12 @@ def _part(item: Any, names: set[str]) -> Part | None:
         case ast.Name(id=name) if name in names:
             return None if name in MessagePassing.special_args else Part(name)
         case ast.BinOp(left=ast.Name(id=plus), op=ast.Sub(), right=ast.Name(id=minus)):
-            if {plus, minus} <= names and _is_end(plus) and _is_end(minus):
+            if {plus, minus} <= names and is_end(plus) and is_end(minus):
                 special = {plus, minus} & MessagePassing.special_args
                 return None if special else Part(plus, minus)
     return None
 
 
-def _is_end(name: str) -> bool:
+def is_end(name: str) -> bool:
+    """Whether an argument is lifted from nodes to edges."""
     return name[-2:] in ("_i", "_j")
-
-
-class Ends(NamedTuple):
-    """Both ends of every edge.
-
-    Attributes:
-        of_edges: ``[E]`` each, by what a name ends in: ``"_i"``, ``"_j"``.
-        rows: Features of nodes ``[N, F]`` by the argument that is lifted.
-    """
-
-    of_edges: dict[str, Tensor]
-    rows: dict[str, Tensor]
-
-
-def first_and_rest(
-    network: Any, parts: tuple[Part, ...], ends: Ends, edges: dict[str, Tensor]
-) -> tuple[Tensor, list[torch.nn.Module]] | None:
-    """The first linear map of a network for every edge, and what follows it.
-
-    Args:
-        network: A linear layer, or a ``Sequential`` that begins with one.
-        parts: What stands side by side in its input.
-        ends: The nodes' features.
-        edges: The edges' features ``[E, *]`` by name.
-
-    Returns:
-        ``[E, F']``, and the modules that remain; ``None`` where the network begins
-        with something else, or its input is not what it takes.
-    """
-    first, rest = dense.first_linear(network)
-    if first is None:
-        return None
-    weight = first.weight
-    tensors = [*ends.rows.values(), *edges.values()]
-    if any(
-        t.dim() != 2
-        or t.dtype != weight.dtype
-        or t.device != weight.device
-        or not may_reorder(t)
-        for t in tensors
-    ):
-        return None
-    known = {**ends.rows, **edges}
-    widths = [known[part.plus].size(1) for part in parts]
-    if sum(widths) != weight.size(1) or any(
-        known[part.minus].size(1) != width
-        for part, width in zip(parts, widths, strict=True)
-        if part.minus is not None
-    ):
-        return None
-    of_ends: dict[str, Tensor] = {}
-    out: Tensor | None = None
-    bias = first.bias
-    for part, block in zip(parts, weight.split(widths, 1), strict=True):
-        if not _is_end(part.plus):
-            mapped = dense.linear(edges[part.plus], block, bias)
-            bias = None
-            out = mapped if out is None else out.add_(mapped)
-            continue
-        for name, x in _centred(part, ends.rows):
-            term = dense.linear(x, block if name == part.plus else -block)
-            end = name[-2:]
-            of_ends[end] = of_ends[end] + term if end in of_ends else term
-    for number, (end, term) in enumerate(of_ends.items()):
-        if number == 0 and bias is not None:
-            term = term + bias
-        lifted = gather(term, ends.of_edges[end])
-        out = lifted if out is None else out.add_(lifted)
-    assert out is not None
-    return out, rest
-
-
-def _centred(part: Part, rows: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """The rows of a part; those of a difference about a mean, which cancels.
-
-    Far from the origin, a difference would drown in the rounding of what it is the
-    difference of.
-    """
-    if part.minus is None:
-        return [(part.plus, rows[part.plus])]
-    x = rows[part.minus].detach()
-    middle = x.mean(0) if x.size(0) else x.new_zeros(x.size(1))
-    return [(name, rows[name] - middle) for name in part.names]
-
-
-def through(modules: list[torch.nn.Module], messages: Tensor) -> Tensor:
-    """Passes messages that nobody else holds through modules."""
-    for number, module in enumerate(modules):
-        if number == 0 and type(module) is torch.nn.ReLU and not watched(module):
-            messages = messages.relu_()
-        else:
-            messages = module(messages)
-    return messages
-
-
-def ends_in_linear(modules: list[torch.nn.Module], aggregation: Any) -> bool:
-    """Whether the last of the modules may be left until messages are reduced."""
-    reduction = REDUCE_OF.get(aggregation)
-    return reduction in ("sum", "mean") and bool(modules) and plain_linear(modules[-1])
-
-
-def takes(linear: Any, messages: Tensor, index: Tensor) -> bool:
-    """Whether a linear map may be left until these messages are reduced."""
-    return (
-        messages.dim() == 2
-        and messages.size(0) == index.size(0)
-        and messages.size(1) == linear.weight.size(1)
-        and messages.dtype == linear.weight.dtype
-        and may_reorder(messages)
-    )
-
-
-def after_reduction(linear: Any, out: Tensor, index: Tensor, mean: bool) -> Tensor:
-    """A linear map of reduced messages, as if each had passed it.
-
-    Args:
-        linear: The map, from ``F`` to ``F'``.
-        out: ``[N, F]``, a sum or a mean.
-        index: ``[E]``, each message's destination.
-        mean: Which of both.
-
-    Returns:
-        ``[N, F']``.
-    """
-    mapped = dense.linear(out, linear.weight)
-    if linear.bias is None:
-        return mapped
-    counts = grouping_of(index, out.size(0)).counts
-    if mean:
-        counts = counts.clamp(max=1)
-    return torch.addcmul(mapped, counts.unsqueeze(-1).to(out.dtype), linear.bias)

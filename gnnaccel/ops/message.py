@@ -25,18 +25,19 @@ from gnnaccel.ops.gather import gather, scatter
 from gnnaccel.ops.product import spmm_sum
 
 #: The messages of :func:`message_sum`.
-MESSAGES = ("add", *KINDS)
+MESSAGES = ("add", "add_relu", "mul")
 
 
 def message_sum(
     adj: Any,
     x: Tensor,
-    edge: Tensor,
+    edge: Tensor | None = None,
     message: str = "add_relu",
     reduce: str = "sum",
     *,
     map: Tensor | None = None,
     weight: Tensor | None = None,
+    x_dst: Tensor | None = None,
     size: Size = None,
 ) -> Tensor:
     """Adds up messages that are made of a neighbour's row and the edge's features.
@@ -46,18 +47,21 @@ def message_sum(
     is added as it is):
 
     - ``"add"``: ``x[j] + y[e]``
-    - ``"add_relu"``: ``relu(x[j] + y[e])``, as in GINEConv;
+    - ``"add_relu"``: ``relu(x[j] + y[e])``, as in GINEConv, or given ``x_dst``
+      ``relu(x[j] + x_dst[i] + y[e])``;
     - ``"mul"``: ``x[j] * y[e]``, as in SchNet's continuous filters.
 
     Args:
         adj: What :meth:`gnnaccel.Graph.of` takes.
         x: ``[num_src, F]``, floating point.
-        edge: ``[E, F]``, or ``[E, D]`` with a map, in input edge order.
+        edge: ``[E, F]``, or ``[E, D]`` with a map, in input edge order; ``None``, with
+            ``"add_relu"`` and without a map: nothing.
         message: See above.
         reduce: ``"sum"`` (or ``"add"``) or ``"mean"`` (over the number of edges).
         map: ``[D, F]`` or ``[D + 1, F]``. With a D of up to 16, ``[E, F]`` is never
             written down as long as ``edge`` wants no gradient.
         weight: ``[E]``, in input edge order, multiplies messages; no gradient.
+        x_dst: ``[num_dst, F]``, of the nodes that messages go to; with ``"add_relu"``.
         size: ``(num_src, num_dst)`` of a plain ``edge_index``; default: as many as
             ``x`` has rows, on both sides.
 
@@ -70,7 +74,7 @@ def message_sum(
         ValueError: A shape, dtype, device, ``message`` or ``reduce`` is wrong.
         EdgeIndexError: An edge names a node that does not exist.
     """
-    check_tensors(x=x, edge=edge, map=map, weight=weight)
+    check_tensors(x=x, edge=edge, map=map, weight=weight, x_dst=x_dst)
     if size is None and isinstance(adj, Tensor) and adj.layout == torch.strided:
         size = (x.size(0), x.size(0))
     held = hold(adj, size, x, edge, map, weight)
@@ -78,7 +82,16 @@ def message_sum(
         raise ValueError(f"Expected 'message' out of {MESSAGES} (got {message!r})")
     if reduce not in ("sum", "add", "mean"):
         raise ValueError(f"Expected 'reduce' to be 'sum' or 'mean' (got {reduce!r})")
-    parts = Parts(x, edge, map, weight)
+    if x_dst is not None and message != "add_relu":
+        raise ValueError(
+            f"Expected 'x_dst' with message='add_relu' only (got {message!r})"
+        )
+    if edge is None and (map is not None or message != "add_relu"):
+        raise ValueError(
+            "Expected 'edge' unless message='add_relu' without 'map' (got None with "
+            f"{message!r})"
+        )
+    parts = Parts(x, edge, map, weight, x_dst)
     _check(held, parts)
     out = sum_messages(held, message, parts)
     if reduce == "mean":
@@ -88,7 +101,7 @@ def message_sum(
 
 def _check(held: Adj, parts: Parts) -> None:
     """Raises ``ValueError`` unless the tensors of ``parts`` fit each other."""
-    x, edge, map_, weight = parts
+    x, edge, map_, weight, x_dst = parts
     if x.dim() != 2 or x.size(0) != held.num_src or not x.is_floating_point():
         raise ValueError(
             f"Expected 'x' to be floating, of shape [{held.num_src}, F] (got "
@@ -98,7 +111,7 @@ def _check(held: Adj, parts: Parts) -> None:
         held.graph.num_edges if held.graph is not None else held.edge_index.size(1)  # type: ignore[union-attr]
     )
     depth, wide = x.size(1), False
-    if map_ is not None:
+    if map_ is not None and edge is not None:
         # With or without a row that is added.
         wide = edge.dim() == 2 and map_.dim() == 2 and map_.size(0) > edge.size(1)
         depth = map_.size(0) - wide
@@ -107,6 +120,7 @@ def _check(held: Adj, parts: Parts) -> None:
         "map": (map_, (depth + wide, x.size(1))),
         "edge": (edge, (edges, depth)),
         "weight": (weight, (edges,)),
+        "x_dst": (x_dst, (held.num_dst, x.size(1))),
     }
     for name, (tensor, shape) in shapes.items():
         if tensor is None:
@@ -140,23 +154,28 @@ def sum_messages(adj: Adj, kind: str, parts: Parts, own: float = 0.0) -> Tensor:
     Returns:
         ``[num_dst, F]``.
     """
-    x, edge, map_, _ = parts
+    x, edge, map_, *_ = parts
     if (
         adj.graph is None
         or kind not in KINDS
         or transforming(x)
-        or 0 in (x.numel(), edge.numel())
+        or 0 in (x.numel(), adj.graph.num_edges)
+        or (parts.x_dst is not None and accumulator(x.dtype) != x.dtype)
     ):
         wide = accumulator(x.dtype)
         if wide != x.dtype:
             raised = (None if tensor is None else tensor.to(wide) for tensor in parts)
             return compose(adj, kind, Parts(*raised), own).to(x.dtype)  # type: ignore[arg-type]
         return compose(adj, kind, parts, own)
-    if map_ is not None and (
-        kind != "add_relu"
-        or edge.size(1) > SHALLOW
-        or accumulator(x.dtype) != x.dtype
-        or wants_grad(edge)
+    if (
+        map_ is not None
+        and edge is not None
+        and (
+            kind != "add_relu"
+            or edge.size(1) > SHALLOW
+            or accumulator(x.dtype) != x.dtype
+            or wants_grad(edge)
+        )
     ):
         parts = parts._replace(edge=mapped(edge, map_), map=None)
     if wants_grad(*parts):
@@ -176,16 +195,17 @@ class _MessageSum(Function):
     @staticmethod
     def forward(
         x: Tensor,
-        edge: Tensor,
+        edge: Tensor | None,
         map_: Tensor | None,
         weight: Tensor | None,
+        x_dst: Tensor | None,
         adj: Adj,
         kind: str,
         own: float,
     ) -> Tensor:
         assert adj.graph is not None
         backend = kernels.pick_for(x)
-        parts = Parts(x, edge, map_, weight)
+        parts = Parts(x, edge, map_, weight, x_dst)
         out: Tensor = backend.message_sum(adj.graph.rows, kind, parts, own)
         return out
 
@@ -198,7 +218,7 @@ class _MessageSum(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         parts = Parts(*ctx.saved_tensors)
         adj, kind, own = ctx.adj, ctx.kind, ctx.own
-        wanted = ctx.needs_input_grad[:4]
+        wanted = ctx.needs_input_grad[:5]
         # Derivatives of derivatives are asked for, or a batch of gradients.
         if torch.is_grad_enabled() or transforming(grad):
             found = differentiable_gradients(
@@ -208,9 +228,13 @@ class _MessageSum(Function):
                 wanted,
             )
             return *found, None, None, None
-        grads = kernels.pick_for(parts.x).message_sum_backward(
+        backend = kernels.pick_for(parts.x)
+        grads = backend.message_sum_backward(
             adj.graph.t.rows, kind, parts, own, grad, wanted[1]
         )
+        if wanted[4]:
+            active = backend.message_sum(adj.graph.rows, "active", parts)
+            grads = grads._replace(x_dst=active.mul_(grad))
         return (
             *(g if w else None for g, w in zip(grads, wanted, strict=True)),
             None,
@@ -221,9 +245,11 @@ class _MessageSum(Function):
 
 def compose(adj: Adj, kind: str, parts: Parts, own: float = 0.0) -> Tensor:
     """The same out of other operators, which differentiate to any order."""
-    x, edge, map_, weight = parts
+    x, edge, map_, weight, x_dst = parts
     index = adj.edge_index if adj.graph is None else adj.graph.edge_index
     assert index is not None
+    if edge is None:
+        edge = x.new_zeros(index.size(1), 1)
     if kind == "add":
         # A sum of sums: edges are added up as narrow as they are.
         if map_ is not None and map_.size(0) > edge.size(1):
@@ -235,6 +261,8 @@ def compose(adj: Adj, kind: str, parts: Parts, own: float = 0.0) -> Tensor:
     else:
         edge = edge if map_ is None else mapped(edge, map_)
         messages = gather(x, index[0])
+        if x_dst is not None:
+            messages = messages + gather(x_dst, index[1])
         messages = (messages + edge).relu() if kind == "add_relu" else messages * edge
         if weight is not None:
             messages = messages * weight.unsqueeze(-1)
