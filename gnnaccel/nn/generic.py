@@ -1,43 +1,37 @@
 """Any message passing layer, a user's own included, on our gather and reductions.
 
+Aggregations, pooling layers and models that call PyG's functions are here, too.
+
 PyG's ``propagate`` stays as it is, with its hooks, and so do ``message`` and
 ``update``: messages are made for every edge, in the order in which the edges stand.
-Only how rows are lifted to edges and how messages are reduced changes. Both go over
-the grouping of the ``edge_index``, which is made once, and their gradients are each
-other.
+Only how rows are lifted to edges and how messages are reduced (by way of
+:mod:`gnnaccel.nn.reach`) changes. Both go over the grouping of the ``edge_index``,
+which is made once, and their gradients are each other.
 """
 
 from __future__ import annotations
 
+import copyreg
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import MessagePassing, aggr
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch_geometric.nn import Aggregation, MessagePassing
 
 from gnnaccel import kernels
 from gnnaccel.errors import EdgeIndexError
+from gnnaccel.nn import reach
 from gnnaccel.nn.fused import REDUCE_OF, graph_for, hooked_method, sizes, watched
 from gnnaccel.nn.messages import weight_of
 from gnnaccel.nn.neighbours import aggregate
 from gnnaccel.nn.normalisation import remembering
 from gnnaccel.nn.stand_in import LayerStandIn, StandIn
-from gnnaccel.ops.gather import gather, scatter
+from gnnaccel.ops.gather import gather
 
-#: Numbers in a lifted or reduced tensor from which the grouping pays.
+#: Numbers in a lifted tensor from which the grouping pays.
 WORTH = 1 << 15
-
-#: Aggregations that reduce by :meth:`torch_geometric.nn.aggr.Aggregation.reduce`.
-REDUCING = (
-    aggr.SumAggregation,
-    aggr.MeanAggregation,
-    aggr.MaxAggregation,
-    aggr.MinAggregation,
-    aggr.VarAggregation,
-    aggr.SoftmaxAggregation,
-    aggr.PowerMeanAggregation,
-)
 
 
 class Copied(StandIn):
@@ -46,10 +40,27 @@ class Copied(StandIn):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """See :meth:`object.__reduce_ex__`."""
         made: Any = super().__reduce_ex__(protocol)
+        if made[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            return made  # a way of its own
         return (_new, (made_from(type(self)),), *made[2:])
 
 
-class Lifting(Copied, LayerStandIn):
+class Reaching(Copied):
+    """Mixed into any class of modules: while one runs, PyG's functions are ours."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """See :meth:`torch.nn.Module.__call__`."""
+        call: Any = super().__call__  # type: ignore[misc]
+        if torch.compiler.is_compiling():
+            return call(*args, **kwargs)
+        outer = reach.enter()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            reach.leave(outer)
+
+
+class Lifting(Reaching, LayerStandIn):
     """Mixed into a message passing class: lifts rows by :func:`gnnaccel.ops.gather`."""
 
     node_dim: int
@@ -127,40 +138,6 @@ class Multiplying(Lifting):
         return out if shape is None else out.unflatten(1, shape[::2]).transpose(0, 1)
 
 
-class Reducing(Copied):
-    """Mixed into an aggregation: reduces by :func:`gnnaccel.ops.scatter`."""
-
-    def reduce(
-        self,
-        x: Tensor,
-        index: Tensor | None = None,
-        ptr: Tensor | None = None,
-        dim_size: int | None = None,
-        dim: int = -2,
-        reduce: str = "sum",
-    ) -> Tensor:
-        """See :meth:`torch_geometric.nn.aggr.Aggregation.reduce`."""
-        if (
-            not torch.jit.is_tracing()  # type: ignore[attr-defined]
-            and ptr is None
-            and type(index) is Tensor
-            and index.dim() == 1
-            and x.dim() > 1
-            and dim in (0, -x.dim())
-            and index.size(0) == x.size(0)
-            and dim_size is not None
-            and reduce in ("sum", "add", "mean", "max", "min")
-            and _served(x, index, x.numel())
-        ):
-            try:
-                return scatter(x, index, dim_size, reduce)
-            except EdgeIndexError:
-                pass
-        stock: Any = super()
-        reduced: Tensor = stock.reduce(x, index, ptr, dim_size, dim, reduce)
-        return reduced
-
-
 def _observed(layer: Any) -> bool:
     """Whether somebody wants to see messages, or replaced a method on the instance."""
     state = vars(layer)
@@ -201,15 +178,41 @@ def generic(cls: Any) -> type | None:
         if cls._index_select is not MessagePassing._index_select:
             return None
         return _made(Lifting if weight_of(cls) is None else Multiplying, cls)
-    if cls in REDUCING:
-        return _made(Reducing, cls)
+    if issubclass(cls, Aggregation) or cls.__module__.startswith(
+        "torch_geometric.nn.pool."
+    ):
+        return _made(Reaching, cls)
     return None
+
+
+def reaching(cls: Any) -> type | None:
+    """The class that stands in for a model's, whose own ``forward`` calls functions.
+
+    Args:
+        cls: Any class of modules.
+
+    Returns:
+        A subclass of the same name; ``None`` for torch's own classes and whatever
+        else can't be subclassed so.
+    """
+    if (
+        issubclass(cls, (StandIn, LazyModuleMixin))
+        or getattr(cls, "leave_to_pyg", False)
+        or cls.__module__.partition(".")[0] == "torch"
+        or cls.__module__.startswith("torch_geometric.nn.dense.")
+    ):
+        return None
+    try:
+        return _made(Reaching, cls)
+    except Exception:  # whatever a metaclass or __init_subclass__ thinks of it
+        return None
 
 
 @cache
 def _made(mixin: Any, cls: Any) -> type:
     names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
-    names |= remembering(cls)
+    if issubclass(cls, MessagePassing):
+        names |= remembering(cls)
     made = type(cls.__name__, (mixin, cls), names)
     made.__qualname__ = cls.__qualname__
     return made
@@ -219,11 +222,11 @@ def made_from(cls: type) -> type | None:
     """What :func:`generic` was given to make ``cls``; ``None`` if it did not."""
     return (
         cls.__bases__[-1]
-        if cls.__bases__[0] in (Lifting, Multiplying, Reducing)
+        if cls.__bases__[0] in (Lifting, Multiplying, Reaching)
         else None
     )
 
 
 def _new(cls: type) -> Any:
-    made: Any = generic(cls)
+    made: Any = generic(cls) or reaching(cls)
     return made.__new__(made)
