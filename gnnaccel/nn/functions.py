@@ -22,7 +22,9 @@ from gnnaccel.ops.softmax import softmax_groups
 
 #: Numbers from which each pays even where the index is new at every call. torch adds
 #: rows fast, but for the gradients of extremes and for a softmax it takes many passes.
-WORTH_SUM = 1 << 21
+WORTH_SUM = 1 << 20
+#: Rows, of at least four numbers, from which a sum pays.
+WORTH_SUM_ROWS = 1 << 15
 WORTH_EXTREME = 1 << 14
 WORTH_SOFTMAX = 1 << 9
 WORTH_DENSE = 1 << 12
@@ -38,6 +40,8 @@ def scatter(
         worth = WORTH_EXTREME
     elif reduce in ("sum", "add", "mean"):
         worth = WORTH_SUM
+        if isinstance(src, Tensor) and src.dim() and src.size(0) >= WORTH_SUM_ROWS:
+            worth = min(worth, 4 * src.size(0))
     else:
         return None
     if not _rows(src, worth, dim) or not _indexes(index, src):
