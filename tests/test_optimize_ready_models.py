@@ -22,6 +22,7 @@ from benchmarks.registry import Setting, Unavailable  # noqa: E402
 def small_counts(monkeypatch):
     """Small graphs take the path of large ones."""
     monkeypatch.setattr(generic, "WORTH", 0)
+    monkeypatch.setattr(generic, "WORTH_NEW", 0)
     for name in ("SUM", "EXTREME", "SOFTMAX", "DENSE", "COUNT"):
         monkeypatch.setattr(functions, f"WORTH_{name}", 0)
 

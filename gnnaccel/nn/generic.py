@@ -21,6 +21,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch_geometric.nn import Aggregation, MessagePassing
 
 from gnnaccel import kernels
+from gnnaccel.cache import remember
 from gnnaccel.errors import EdgeIndexError
 from gnnaccel.nn import reach
 from gnnaccel.nn.fused import REDUCE_OF, graph_for, hooked_method, sizes, watched
@@ -30,8 +31,13 @@ from gnnaccel.nn.normalisation import remembering
 from gnnaccel.nn.stand_in import LayerStandIn, StandIn
 from gnnaccel.ops.gather import gather
 
-#: Numbers in a lifted tensor from which the grouping pays.
+#: Numbers in a lifted tensor from which a grouping that is there pays.
 WORTH = 1 << 15
+#: Numbers, or rows, from which it pays to make one for an index that may not come back.
+WORTH_NEW = 1 << 19
+WORTH_NEW_ROWS = 1 << 13
+#: Lifts after which an index is expected to come back.
+_USUAL = 8
 
 
 class Copied(StandIn):
@@ -150,6 +156,12 @@ def _observed(layer: Any) -> bool:
     )
 
 
+def _comes_back(index: Tensor) -> bool:
+    lifts: list[int] = remember(index, "lifts", lambda: [0])
+    lifts[0] += 1
+    return lifts[0] > _USUAL
+
+
 def _served(x: Tensor, index: Tensor, size: int) -> bool:
     return (
         size >= WORTH
@@ -159,6 +171,7 @@ def _served(x: Tensor, index: Tensor, size: int) -> bool:
         and not torch.compiler.is_compiling()
         and not kernels.transforming(x)
         and kernels.pick_for(x) is kernels.native
+        and (size >= WORTH_NEW or index.numel() >= WORTH_NEW_ROWS or _comes_back(index))
     )
 
 
