@@ -1,4 +1,4 @@
-"""PyG's ready models, whole: stock, and the same under ``gnnaccel.optimize``.
+"""PyG's ready models and readouts: stock, and the same under ``gnnaccel.optimize``.
 
 Models of one large graph run on the setting's. Those of many small ones (GPS,
 GraphUNet, readouts) run on 128 random graphs of about 30 nodes, those of molecules on
@@ -15,6 +15,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch_geometric.nn.models import dimenet
+from torch_geometric.utils import softmax, to_dense_batch
 
 from benchmarks import check
 from benchmarks.ours import learnt
@@ -319,3 +320,49 @@ def ready_models(setting: Setting, variant: str) -> Workload:
 
     makers = {STOCK: lambda: bind(copy.deepcopy(model)), OURS: ours}
     return Workload(x, makers, edges, exact=exact)
+
+
+class Pooled(torch.nn.Module):
+    """A model that is nothing but a readout by a function."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, batch: Tensor, size: int) -> Tensor:
+        return self.function(x, batch, size)
+
+
+POOLS: dict[str, Callable[..., Tensor]] = {
+    "add": pyg.global_add_pool,
+    "mean": pyg.global_mean_pool,
+    "max": pyg.global_max_pool,
+    "softmax": lambda x, batch, size: softmax(x, batch, num_nodes=size),
+    "dense": lambda x, batch, size: to_dense_batch(x, batch, batch_size=size)[0],
+}
+#: Graphs and nodes.
+BATCHES = {"128 of 30": (128, 3840), "256 of 128": (256, 32768)}
+
+
+@case(
+    "pooling",
+    group="models",
+    variants=tuple(f"{pool}, {size}" for size in BATCHES for pool in POOLS),
+)
+def pooling(setting: Setting, variant: str) -> Workload:
+    """Readouts of many graphs by PyG's functions."""
+    pool, _, size = variant.partition(", ")
+    graphs, nodes = (4, 32) if setting.quick else BATCHES[size]
+    batch = torch.arange(nodes) * graphs // nodes
+    x = setting.random(nodes, setting.features).requires_grad_()
+
+    def bind(model: torch.nn.Module) -> Implementation:
+        return Implementation(lambda x: model(x, batch, graphs))
+
+    def ours() -> Implementation:
+        import gnnaccel
+
+        return bind(gnnaccel.optimize(Pooled(POOLS[pool])))
+
+    makers = {STOCK: lambda: bind(Pooled(POOLS[pool])), OURS: ours}
+    return Workload(x, makers, nodes)
