@@ -9,7 +9,7 @@ in the same turns and printed beside the result. What each file does:
 * ``graphs``: the graph to run on (R-MAT, an npz file, a folder of data sets)
 * ``registry``: what a case is, and the table of all cases
 * ``cases_kernels``, ``cases_layers``, ``cases_any_layer``, ``cases_extra``,
-  ``cases_loading``, ``cases_prefetch``: the cases
+  ``cases_loading``, ``cases_models``, ``cases_prefetch``: the cases
 * ``gpu_pipeline``: a script of its own, for machines with an accelerator
 * ``molecules``: data sets of many small graphs for ``cases_loading``
 * ``ours``: what gnnaccel makes of a layer

@@ -18,6 +18,7 @@ from benchmarks import (  # noqa: F401
     cases_kernels,
     cases_layers,
     cases_loading,
+    cases_models,
     cases_prefetch,
     chart,
     graphs,
@@ -39,8 +40,8 @@ def parser() -> argparse.ArgumentParser:
         "cases",
         nargs="*",
         metavar="CASE",
-        help="cases, groups (kernels, layers, any_layer, extra, loading), wildcards "
-        "or 'all'; default: kernels and layers",
+        help="cases, groups (kernels, layers, any_layer, models, extra, loading), "
+        "wildcards or 'all'; default: kernels and layers",
     )
     p.add_argument("--list", action="store_true", help="list the cases and leave")
     p.add_argument(

@@ -1,17 +1,18 @@
-"""Say which message passing layers of a model run fused, and why the others don't."""
+"""Say which layers of a model run fused, and why the others don't."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch_geometric.nn.conv
 from torch import nn
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import Aggregation, MessagePassing
 
 from gnnaccel.nn import SWAPS
 from gnnaccel.nn.generic import generic, made_from
+from gnnaccel.nn.stand_in import stock_of
 from gnnaccel.optimize import EXCLUDED, MARK, check_module
 
 _FUSED_CLASSES = frozenset(SWAPS.values())
@@ -21,7 +22,7 @@ _HEADER = ("layer", "class", "runs", "why")
 
 @dataclass(frozen=True)
 class Row:
-    """What is known about one message passing layer.
+    """What is known about one message passing layer, aggregation or pooling layer.
 
     Attributes:
         name: Its qualified name in the model, ``""`` if it is the model itself.
@@ -50,9 +51,11 @@ class Explanation:
 
     Attributes:
         rows: One :class:`Row` per message passing layer, in the model's order.
+        readouts: The same for aggregations and pooling layers outside of these.
     """
 
     rows: list[Row]
+    readouts: list[Row] = field(default_factory=list)
 
     @property
     def fused(self) -> int:
@@ -66,7 +69,7 @@ class Explanation:
 
     def __str__(self) -> str:
         """Return an aligned table with a count below it."""
-        if not self.rows:
+        if not self.rows and not self.readouts:
             return "no message passing layer in this model"
         table = [_HEADER] + [
             (
@@ -75,7 +78,7 @@ class Explanation:
                 row.path,
                 row.why,
             )
-            for row in self.rows
+            for row in (*self.rows, *self.readouts)
         ]
         # The last column, whose cells are sentences, stays ragged.
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -87,6 +90,9 @@ class Explanation:
             f"{self.fused} fused, {len(self.rows) - self.fused - self.left} generic, "
             f"{self.left} left to PyG"
         )
+        if self.readouts:
+            count = len(self.readouts)
+            lines[-1] += f"; {count} readout{'' if count == 1 else 's'}"
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -94,6 +100,8 @@ class Explanation:
 
 def explain(model: nn.Module) -> Explanation:
     """List every message passing layer of ``model``: fused, or left to PyG and why.
+
+    Below them stand the aggregations and pooling layers that are not inside of one.
 
     The answer describes the model as it is now, for a plain call: ``edge_index`` an
     ordinary tensor. It works before and after :func:`gnnaccel.optimize`, and changes
@@ -118,21 +126,55 @@ def explain(model: nn.Module) -> Explanation:
     """
     check_module("explain", model)
     places: dict[nn.Module, list[str]] = {}
+    readouts: dict[nn.Module, list[str]] = {}
+    inner: set[nn.Module] = set()
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, MessagePassing) or _was_message_passing(module):
             places.setdefault(module, []).append(name)
+        elif not _is_readout(module):
+            continue
+        elif module not in inner:
+            readouts.setdefault(module, []).append(name)
+        inner.update(child for child in module.modules() if child is not module)
     return Explanation(
-        [_row(layer, names[0], tuple(names[1:])) for layer, names in places.items()]
+        [_row(layer, names[0], tuple(names[1:])) for layer, names in places.items()],
+        [
+            Row(names[0], tuple(names[1:]), _name(module), *_readout_path(module))
+            for module, names in readouts.items()
+        ],
     )
+
+
+def _is_readout(module: nn.Module) -> bool:
+    found: Any = type(module)
+    cls = stock_of(found)
+    return isinstance(module, Aggregation) or cls.__module__.startswith(
+        "torch_geometric.nn.pool."
+    )
+
+
+def _readout_path(module: nn.Module) -> tuple[str, str]:
+    cls: Any = type(module)
+    if made_from(cls) is None:
+        if generic(cls) is None:
+            return PYG, f"{cls.__name__}.leave_to_pyg is set"
+        return PYG, "not optimised: call gnnaccel.optimize(model)"
+    place = _place(module)
+    if place is not None:
+        return PYG, place
+    return GENERIC, "its own code, our scatter and softmax where they are faster"
+
+
+def _name(module: nn.Module) -> str:
+    return type(module).__qualname__.rpartition(".")[2]
 
 
 def _row(layer: Any, name: str, also: tuple[str, ...]) -> Row:
     if isinstance(layer, torch.jit.ScriptModule):
         reason = "compiled by torch.jit: call gnnaccel.optimize(model) before that"
         return Row(name, also, layer.original_name, PYG, reason)
-    cls: Any = type(layer)
     path, why = _path(layer)
-    return Row(name, also, cls.__qualname__.rpartition(".")[2], path, why)
+    return Row(name, also, _name(layer), path, why)
 
 
 def _path(layer: Any) -> tuple[str, str]:

@@ -19,14 +19,16 @@ layers that a user built from :mod:`gnnaccel.nn` directly.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from torch import nn
 from torch_geometric.nn import Aggregation, MessagePassing
 
 from gnnaccel.nn import SWAPS
-from gnnaccel.nn.generic import generic, made_from
+from gnnaccel.nn.generic import generic, made_from, reaching
+from gnnaccel.nn.reach import withdraw
+from gnnaccel.nn.stand_in import StandIn
 
 #: Instance attribute that records what :func:`optimize` did with a layer.
 MARK = "_gnnaccel"
@@ -106,20 +108,48 @@ def optimize(
         setattr(layer, MARK, mark)
         if mark == SWAPPED:
             _swap(layer)
-    # A fused layer looks at the very type of its aggregation, and an excluded one
-    # stays all PyG's.
+    # A fused layer looks at the very type of its aggregation, and what is to be left to
+    # PyG stays all PyG's.
     inner = {
         id(module)
         for layer in model.modules()
-        if type(layer) in _ORIGINALS or vars(layer).get(MARK) == EXCLUDED
+        if type(layer) in _ORIGINALS or _left(layer)
         for module in layer.modules()
     }
-    for module in model.modules():
-        if isinstance(module, Aggregation) and id(module) not in inner:
-            if accelerated(type(module)) is not None:
-                setattr(module, MARK, SWAPPED)
-                _swap(module)
+    others = [
+        module
+        for module in model.modules()
+        if id(module) not in inner
+        and not isinstance(module, MessagePassing)
+        and accelerated(type(module)) is not None
+    ]
+    for module in others:
+        setattr(module, MARK, SWAPPED)
+        _swap(module)
+    for module in _with_functions(model):
+        cls = reaching(type(module))
+        if cls is not None:
+            setattr(module, MARK, SWAPPED)
+            module.__class__ = cls
     return model
+
+
+def _with_functions(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost modules whose own ``forward`` may call functions of PyG.
+
+    Not those with a layer inside that is to be left to PyG.
+    """
+    if isinstance(module, (MessagePassing, Aggregation)):
+        return
+    if reaching(type(module)) is None or any(map(_left, module.modules())):
+        for child in module.children():
+            yield from _with_functions(child)
+    else:
+        yield module
+
+
+def _left(module: nn.Module) -> bool:
+    return vars(module).get(MARK) == EXCLUDED or getattr(module, "leave_to_pyg", False)
 
 
 def _swap(module: nn.Module) -> None:
@@ -151,7 +181,11 @@ def restore(model: Model) -> Model:
         # A PyG type under our mark is what `torch.jit.script` leaves in the model it
         # was given: nothing is left to undo but the mark.
         cls = type(layer)
-        if vars(layer)[MARK] == SWAPPED and not (original(cls) or accelerated(cls)):
+        if (
+            vars(layer)[MARK] == SWAPPED
+            and not (original(cls) or accelerated(cls))
+            and (isinstance(layer, (MessagePassing, StandIn)))
+        ):
             raise TypeError(
                 f"gnnaccel.restore: the class of {name or 'the model'!r} became "
                 f"{cls.__qualname__} after gnnaccel.optimize; undo that "
@@ -167,6 +201,7 @@ def restore(model: Model) -> Model:
                 # class that chance in this process.
                 layer._set_jittable_templates()
         delattr(layer, MARK)
+    withdraw()  # models that are still optimised call them back at their next run
     return model
 
 

@@ -197,3 +197,32 @@ def test_the_smallest_tables(model, text):
     printed = str(gnnaccel.explain(model))
     assert printed.splitlines()[-1] == text
     assert ("(the model)" in printed) == isinstance(model, pyg.ChebConv)
+
+
+def test_readouts_stand_below():
+    model = nn.ModuleDict(
+        {
+            "pool": pyg.TopKPooling(2),
+            "readout": pyg.MultiAggregation(["mean", "median"]),
+            "conv": pyg.ChebConv(2, 2, 2),
+        }
+    )
+    told = gnnaccel.explain(model)
+    assert [row.name for row in told.rows] == ["conv"]
+    names = [(row.name, row.cls) for row in told.readouts]
+    assert names == [("pool", "TopKPooling"), ("readout", "MultiAggregation")]
+    assert {row.path for row in told.readouts} == {"PyG"}
+    told = gnnaccel.explain(gnnaccel.optimize(model))
+    assert [(row.name, row.cls) for row in told.readouts] == names
+    assert {row.path for row in told.readouts} == {"generic"}
+    lines = str(told).splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["conv", "pool", "readout"]
+    assert lines[-1].endswith("1 generic, 0 left to PyG; 2 readouts")
+
+    class Mine(pyg.SumAggregation):
+        leave_to_pyg = True
+
+    (row,) = gnnaccel.explain(gnnaccel.optimize(Mine())).readouts
+    assert (row.path, row.why) == ("PyG", "Mine.leave_to_pyg is set")
+    (row,) = gnnaccel.explain(gnnaccel.optimize(pyg.TopKPooling(2).to("meta"))).readouts
+    assert row.path == "PyG" and "meta" in row.why

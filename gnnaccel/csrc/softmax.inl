@@ -21,8 +21,106 @@ static inline A exponentials(A* v, int64_t n) {
   return sum;
 }
 
+// Heads from which a row's entries are read as they lie, a register of heads at a time.
+constexpr int64_t kWideHeads = 4;
+
+template <int N, class A>
+static inline Vec<A, N> exponential(const Vec<A, N>& v) {
+  if constexpr (N > 1 && std::is_same_v<A, float>) {
+    return exp_nonpositive<N>(v);
+  } else if constexpr (N > 1) {
+    Vec<A, N> y;
+    for (int n = 0; n < N; ++n) y[n] = exp_scalar(v[n]);
+    return y;
+  } else {
+    return exp_scalar(v);
+  }
+}
+
+// One row's softmax for the heads of a block: entries e0 to e1.
+template <int K, int N, class T, class I>
+static inline void softmax_block(const SoftmaxArgs& a, const I* perm, int64_t e0, int64_t e1,
+                                 Block b) {
+  using V = Vec<T, N>;
+  const T* z = static_cast<const T*>(a.z) + b.first;
+  T* out = static_cast<T*>(a.out) + b.first;
+  V top[K], sum[K];
+  for (int k = 0; k < K; ++k) {
+    top[k] = load<N>(z + at(perm, e0) * a.heads + lane_offset<K, N>(k, b.count));
+    sum[k] = V{};
+  }
+  for (int64_t e = e0 + 1; e < e1; ++e) {
+    const T* row = z + at(perm, e) * a.heads;
+    for (int k = 0; k < K; ++k) {
+      const V v = load<N>(row + lane_offset<K, N>(k, b.count));
+      top[k] = v > top[k] ? v : top[k];
+    }
+  }
+  for (int64_t e = e0; e < e1; ++e) {
+    const int64_t o = at(perm, e) * a.heads;
+    for (int k = 0; k < K; ++k) {
+      const int64_t c = o + lane_offset<K, N>(k, b.count);
+      const V y = exponential<N, T>(load<N>(z + c) - top[k]);
+      store<N>(out + c, y);
+      sum[k] += y;
+    }
+  }
+  // Registers may overlap, so each column is divided once, by what is the last to hold it.
+  for (int k = 0; k < K; ++k) sum[k] += T(a.epsilon);
+  for (int64_t e = e0; e < e1; ++e) {
+    T* row = out + at(perm, e) * a.heads;
+    V y[K];
+    for (int k = 0; k < K; ++k) y[k] = load<N>(row + lane_offset<K, N>(k, b.count));
+    for (int k = 0; k < K; ++k) store<N>(row + lane_offset<K, N>(k, b.count), y[k] / sum[k]);
+  }
+}
+
+template <int K, int N, class T, class I>
+static inline void softmax_backward_block(const SoftmaxArgs& a, const I* perm, int64_t e0,
+                                          int64_t e1, Block b) {
+  using V = Vec<T, N>;
+  const T *s = static_cast<const T*>(a.z) + b.first,
+          *grad = static_cast<const T*>(a.grad) + b.first;
+  T* out = static_cast<T*>(a.out) + b.first;
+  V sum[K];
+  for (int k = 0; k < K; ++k) sum[k] = V{};
+  for (int64_t e = e0; e < e1; ++e) {
+    const int64_t o = at(perm, e) * a.heads;
+    for (int k = 0; k < K; ++k) {
+      const int64_t c = o + lane_offset<K, N>(k, b.count);
+      sum[k] += load<N>(s + c) * load<N>(grad + c);
+    }
+  }
+  for (int64_t e = e0; e < e1; ++e) {
+    const int64_t o = at(perm, e) * a.heads;
+    for (int k = 0; k < K; ++k) {
+      const int64_t c = o + lane_offset<K, N>(k, b.count);
+      store<N>(out + c, load<N>(s + c) * (load<N>(grad + c) - sum[k]));
+    }
+  }
+}
+
+template <class T, class I>
+static void softmax_wide(const SoftmaxArgs& a) {
+  const I *ptr = static_cast<const I*>(a.g.ptr), *perm = static_cast<const I*>(a.g.perm);
+  for_rows<I>(a.g, 16 * a.heads, [&](int64_t r0, int64_t r1) {
+    for (int64_t i = r0; i < r1; ++i) {
+      const int64_t e0 = ptr[i], e1 = ptr[i + 1];
+      if (e0 == e1) continue;
+      for_blocks<T, I>(0, a.heads, [&]<int K, int N>(Block b) {
+        if (a.grad == nullptr) softmax_block<K, N, T>(a, perm, e0, e1, b);
+        else softmax_backward_block<K, N, T>(a, perm, e0, e1, b);
+      });
+    }
+  });
+}
+
 template <class T, class I>
 static void softmax_rows(const SoftmaxArgs& a) {
+  // Half types are not kept between the passes over a row: that would round twice.
+  if constexpr (std::is_same_v<T, acc_t<T>>) {
+    if (a.heads >= kWideHeads) return softmax_wide<T, I>(a);
+  }
   using A = acc_t<T>;
   const I *ptr = static_cast<const I*>(a.g.ptr), *perm = static_cast<const I*>(a.g.perm);
   const T *z = static_cast<const T*>(a.z), *grad = static_cast<const T*>(a.grad);

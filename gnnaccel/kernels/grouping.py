@@ -44,6 +44,7 @@ class Grouping:
         self.loops = loops
         self._row: Tensor | None = None
         self._counts: Tensor | None = None
+        self._mean_scale: dict[torch.dtype, Tensor] = {}
 
     # Not `cached_property`, whose lock torch.compile cannot trace.
     @property
@@ -60,6 +61,15 @@ class Grouping:
         if self._counts is None:
             self._counts = (self.ptr[1:] - self.ptr[:-1]).long()
         return self._counts
+
+    def mean_scale(self, dtype: torch.dtype) -> Tensor:
+        """``[rows]`` of ``dtype``: one over the entries per row, at least 1."""
+        scale = self._mean_scale.get(dtype)
+        if scale is None:
+            with torch.inference_mode(False):
+                scale = self.counts.clamp(min=1).to(dtype).reciprocal_()
+            self._mean_scale[dtype] = scale
+        return scale
 
     @cached_property
     def addresses(self) -> tuple[int, int, int, int, int, int, bool]:

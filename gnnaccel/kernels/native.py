@@ -351,7 +351,7 @@ def softmax_backward(g: Grouping, s: Tensor, grad: Tensor) -> Tensor:
 
 
 def _softmax(g: Grouping, z: Tensor, grad: Tensor | None, epsilon: float) -> Tensor:
-    out = torch.empty_like(z)
+    out = memory.empty(z.shape, z.dtype)
     _native.softmax(
         *g.addresses,
         _DTYPES[z.dtype],

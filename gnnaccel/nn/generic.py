@@ -1,24 +1,29 @@
 """Any message passing layer, a user's own included, on our gather and reductions.
 
+Aggregations, pooling layers and models that call PyG's functions are here, too.
+
 PyG's ``propagate`` stays as it is, with its hooks, and so do ``message`` and
 ``update``: messages are made for every edge, in the order in which the edges stand.
-Only how rows are lifted to edges and how messages are reduced changes. Both go over
-the grouping of the ``edge_index``, which is made once, and their gradients are each
-other.
+Only how rows are lifted to edges and how messages are reduced (by way of
+:mod:`gnnaccel.nn.reach`) changes. Both go over the grouping of the ``edge_index``,
+which is made once, and their gradients are each other.
 """
 
 from __future__ import annotations
 
+import copyreg
 from functools import cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import MessagePassing, aggr
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch_geometric.nn import Aggregation, MessagePassing, aggr
 
 from gnnaccel import kernels
+from gnnaccel.cache import remember
 from gnnaccel.errors import EdgeIndexError
-from gnnaccel.nn import split
+from gnnaccel.nn import reach, split
 from gnnaccel.nn.fused import (
     REDUCE_OF,
     graph_for,
@@ -34,21 +39,15 @@ from gnnaccel.nn.networks import network_of
 from gnnaccel.nn.normalisation import remembering
 from gnnaccel.nn.stand_in import LayerStandIn, StandIn
 from gnnaccel.ops.adj import Adj, wants_grad
-from gnnaccel.ops.gather import gather, scatter
+from gnnaccel.ops.gather import gather
 
-#: Numbers in a lifted or reduced tensor from which the grouping pays.
+#: Numbers in a lifted tensor from which a grouping that is there pays.
 WORTH = 1 << 15
-
-#: Aggregations that reduce by :meth:`torch_geometric.nn.aggr.Aggregation.reduce`.
-REDUCING = (
-    aggr.SumAggregation,
-    aggr.MeanAggregation,
-    aggr.MaxAggregation,
-    aggr.MinAggregation,
-    aggr.VarAggregation,
-    aggr.SoftmaxAggregation,
-    aggr.PowerMeanAggregation,
-)
+#: Numbers, or rows, from which it pays to make one for an index that may not come back.
+WORTH_NEW = 1 << 19
+WORTH_NEW_ROWS = 1 << 13
+#: Lifts after which an index is expected to come back.
+_USUAL = 8
 
 
 class Copied(StandIn):
@@ -57,10 +56,27 @@ class Copied(StandIn):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """See :meth:`object.__reduce_ex__`."""
         made: Any = super().__reduce_ex__(protocol)
+        if made[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            return made  # a way of its own
         return (_new, (made_from(type(self)),), *made[2:])
 
 
-class Lifting(Copied, LayerStandIn):
+class Reaching(Copied):
+    """Mixed into any class of modules: while one runs, PyG's functions are ours."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """See :meth:`torch.nn.Module.__call__`."""
+        call: Any = super().__call__  # type: ignore[misc]
+        if torch.compiler.is_compiling():
+            return call(*args, **kwargs)
+        outer = reach.enter()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            reach.leave(outer)
+
+
+class Lifting(Reaching, LayerStandIn):
     """Mixed into a message passing class: lifts rows by :func:`gnnaccel.ops.gather`."""
 
     #: What computes the layer, for people.
@@ -299,40 +315,6 @@ class Splitting(Summing):
         return x
 
 
-class Reducing(Copied):
-    """Mixed into an aggregation: reduces by :func:`gnnaccel.ops.scatter`."""
-
-    def reduce(
-        self,
-        x: Tensor,
-        index: Tensor | None = None,
-        ptr: Tensor | None = None,
-        dim_size: int | None = None,
-        dim: int = -2,
-        reduce: str = "sum",
-    ) -> Tensor:
-        """See :meth:`torch_geometric.nn.aggr.Aggregation.reduce`."""
-        if (
-            not torch.jit.is_tracing()  # type: ignore[attr-defined]
-            and ptr is None
-            and type(index) is Tensor
-            and index.dim() == 1
-            and x.dim() > 1
-            and dim in (0, -x.dim())
-            and index.size(0) == x.size(0)
-            and dim_size is not None
-            and reduce in ("sum", "add", "mean", "max", "min")
-            and _served(x, index, x.numel())
-        ):
-            try:
-                return scatter(x, index, dim_size, reduce)
-            except EdgeIndexError:
-                pass
-        stock: Any = super()
-        reduced: Tensor = stock.reduce(x, index, ptr, dim_size, dim, reduce)
-        return reduced
-
-
 def _observed(layer: Any) -> bool:
     """Whether somebody wants to see messages, or replaced a method on the instance."""
     state = vars(layer)
@@ -345,6 +327,12 @@ def _observed(layer: Any) -> bool:
     )
 
 
+def _comes_back(index: Tensor) -> bool:
+    lifts: list[int] = remember(index, "lifts", lambda: [0])
+    lifts[0] += 1
+    return lifts[0] > _USUAL
+
+
 def _served(x: Tensor, index: Tensor, size: int) -> bool:
     return (
         size >= WORTH
@@ -354,6 +342,7 @@ def _served(x: Tensor, index: Tensor, size: int) -> bool:
         and not torch.compiler.is_compiling()
         and not kernels.transforming(x)
         and kernels.pick_for(x) is kernels.native
+        and (size >= WORTH_NEW or index.numel() >= WORTH_NEW_ROWS or _comes_back(index))
     )
 
 
@@ -377,15 +366,41 @@ def generic(cls: Any) -> type | None:
         if joined_of(cls) is not None:
             return _made(Joining, cls)
         return _made(Lifting if network_of(cls) is None else Splitting, cls)
-    if cls in REDUCING:
-        return _made(Reducing, cls)
+    if issubclass(cls, Aggregation) or cls.__module__.startswith(
+        "torch_geometric.nn.pool."
+    ):
+        return _made(Reaching, cls)
     return None
+
+
+def reaching(cls: Any) -> type | None:
+    """The class that stands in for a model's, whose own ``forward`` calls functions.
+
+    Args:
+        cls: Any class of modules.
+
+    Returns:
+        A subclass of the same name; ``None`` for torch's own classes and whatever
+        else can't be subclassed so.
+    """
+    if (
+        issubclass(cls, (StandIn, LazyModuleMixin))
+        or getattr(cls, "leave_to_pyg", False)
+        or cls.__module__.partition(".")[0] == "torch"
+        or cls.__module__.startswith("torch_geometric.nn.dense.")
+    ):
+        return None
+    try:
+        return _made(Reaching, cls)
+    except Exception:  # whatever a metaclass or __init_subclass__ thinks of it
+        return None
 
 
 @cache
 def _made(mixin: Any, cls: Any) -> type:
     names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
-    names |= remembering(cls)
+    if issubclass(cls, MessagePassing):
+        names |= remembering(cls)
     made = type(cls.__name__, (mixin, cls), names)
     made.__qualname__ = cls.__qualname__
     return made
@@ -395,11 +410,11 @@ def made_from(cls: type) -> type | None:
     """What :func:`generic` was given to make ``cls``; ``None`` if it did not."""
     return (
         cls.__bases__[-1]
-        if cls.__bases__[0] in (Lifting, Multiplying, Joining, Splitting, Reducing)
+        if cls.__bases__[0] in (Lifting, Multiplying, Joining, Splitting, Reaching)
         else None
     )
 
 
 def _new(cls: type) -> Any:
-    made: Any = generic(cls)
+    made: Any = generic(cls) or reaching(cls)
     return made.__new__(made)

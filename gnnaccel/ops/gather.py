@@ -85,7 +85,7 @@ def scatter(
         return out
     if tracing(x, index):
         return _scatter_traced(x, index, dim_size, reduce)
-    return _scatter(x, Groups(index, grouping_of(index, dim_size)), reduce)
+    return reduce_groups(x, Groups(index, grouping_of(index, dim_size)), reduce)
 
 
 def segment(x: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
@@ -132,7 +132,7 @@ def segment(x: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
     entries = x.size(0)
     grouping = Grouping(ptr.contiguous(), None, None, entries, entries, longest)
     # Unlike scatter's, the gradient of runs has no tie with a zero to start from.
-    return _scatter(x, Groups(grouping.row, grouping), reduce, zero_ties=False)
+    return reduce_groups(x, Groups(grouping.row, grouping), reduce, zero_ties=False)
 
 
 def _pick_rows(x: Tensor, index: Tensor) -> Tensor:
@@ -177,8 +177,21 @@ def check_index(index: Tensor, x: Tensor) -> None:
         )
 
 
-def _scatter(x: Tensor, groups: Groups, reduce: str, zero_ties: bool = True) -> Tensor:
-    flat = x.reshape(x.size(0), _width(x))
+def reduce_groups(
+    x: Tensor, groups: Groups, reduce: str, zero_ties: bool = True
+) -> Tensor:
+    """The reduction behind :func:`scatter` and :func:`segment`, unchecked.
+
+    Args:
+        x: ``[E, *]``, floating point.
+        groups: Which of the groups each row belongs to.
+        reduce: ``"sum"`` (or ``"add"``), ``"mean"``, ``"max"`` or ``"min"``.
+        zero_ties: Whether an extreme of exactly 0 counts one more tie.
+
+    Returns:
+        ``[groups, *]``.
+    """
+    flat = x if x.dim() == 2 else x.reshape(x.size(0), _width(x))
     out: Tensor
     if reduce in ("max", "min"):
         if wants_grad(flat):
@@ -188,13 +201,12 @@ def _scatter(x: Tensor, groups: Groups, reduce: str, zero_ties: bool = True) -> 
     else:
         scale = None
         if reduce == "mean":
-            counts = groups.grouping.counts.clamp(min=1)
-            scale = counts.to(accumulator(x.dtype)).reciprocal_()
+            scale = groups.grouping.mean_scale(accumulator(x.dtype))
         if wants_grad(flat):
             out = _Sum.apply(flat, groups, scale)
         else:
             out = _run_sum(flat, groups, scale)
-    return out.reshape(out.size(0), *x.shape[1:])
+    return out if x.dim() == 2 else out.reshape(out.size(0), *x.shape[1:])
 
 
 def _width(x: Tensor) -> int:
@@ -250,7 +262,10 @@ class _Sum(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         if ctx.scale is not None:
             grad = (grad * ctx.scale.unsqueeze(-1)).to(grad.dtype)
-        return gather(grad, ctx.groups.index), None, None
+        index = ctx.groups.index
+        if wants_grad(grad) or tracing(grad, index):
+            return gather(grad, index), None, None
+        return _pick_rows(grad, index), None, None
 
 
 class _Extreme(Function):

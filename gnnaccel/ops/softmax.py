@@ -46,7 +46,7 @@ def softmax(x: Tensor, index: Tensor, num_nodes: int | None = None) -> Tensor:
         flat = x.flatten(1) if x.dim() > 1 else x.unsqueeze(-1)
         out: Tensor = _softmax(flat, index, num_nodes)
         return out.view_as(x)
-    return _grouped(x, Groups(index, grouping_of(index, num_nodes)))
+    return softmax_groups(x, Groups(index, grouping_of(index, num_nodes)))
 
 
 def edge_softmax(adj: Any, logits: Tensor, *, size: Size = None) -> Tensor:
@@ -75,7 +75,7 @@ def edge_softmax(adj: Any, logits: Tensor, *, size: Size = None) -> Tensor:
             f"Expected 'logits' to have one row for each of {graph.num_edges} edges "
             f"(got shape {list(logits.shape)})"
         )
-    return _grouped(logits, _LazyGroups(graph))
+    return softmax_groups(logits, _LazyGroups(graph))
 
 
 class _LazyGroups(Groups):
@@ -92,7 +92,8 @@ class _LazyGroups(Groups):
         return self.graph.dst
 
 
-def _grouped(x: Tensor, groups: Groups) -> Tensor:
+def softmax_groups(x: Tensor, groups: Groups) -> Tensor:
+    """The softmax behind :func:`softmax`, unchecked; see there for ``x``."""
     flat = x.flatten(1) if x.dim() > 1 else x.unsqueeze(-1)
     out: Tensor = (
         _Softmax.apply(flat, groups) if wants_grad(flat) else _run(flat, groups)
