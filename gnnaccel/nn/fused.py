@@ -129,10 +129,15 @@ def _overridden(cls: Any) -> str | None:
             return None
         for name in _SKIPPED:
             method = base.__dict__.get(name)
-            # PyG writes a compiled `propagate` into every class it instantiates.
-            if method is not None and not written_by_pyg(method):
+            # PyG writes a compiled `propagate` into every class it instantiates, and a
+            # layer of ours may have one of its own.
+            if not (method is None or written_by_pyg(method) or _ours(method)):
                 return name
     return None
+
+
+def _ours(method: Any) -> bool:
+    return str(getattr(method, "__module__", "")).startswith("gnnaccel.nn.")
 
 
 def graph_for(

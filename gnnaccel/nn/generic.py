@@ -22,7 +22,7 @@ from gnnaccel.nn.fused import REDUCE_OF, graph_for, hooked_method, sizes, watche
 from gnnaccel.nn.joined import joined_sum
 from gnnaccel.nn.messages import Weight, joined_of, weight_of
 from gnnaccel.nn.neighbours import aggregate
-from gnnaccel.nn.normalisation import remembering
+from gnnaccel.nn.replaced import replacing
 from gnnaccel.nn.stand_in import LayerStandIn, StandIn
 from gnnaccel.ops.adj import Adj, wants_grad
 from gnnaccel.ops.gather import gather, scatter
@@ -277,7 +277,7 @@ def generic(cls: Any) -> type | None:
 @cache
 def _made(mixin: Any, cls: Any) -> type:
     names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
-    names |= remembering(cls)
+    names |= replacing(cls, _served)
     made = type(cls.__name__, (mixin, cls), names)
     made.__qualname__ = cls.__qualname__
     return made

@@ -12,6 +12,7 @@ from gnnaccel.graph import Graph
 from gnnaccel.nn import dense
 from gnnaccel.nn.fused import Fused, graph_for
 from gnnaccel.nn.neighbours import aggregate
+from gnnaccel.nn.relations import with_relations
 from gnnaccel.ops.adj import Adj
 
 
@@ -82,34 +83,12 @@ class _Relational(Fused):
         return out
 
     def _pairs(self, graph: Graph, edge_type: Tensor) -> Adj | None:
-        """The graph from sources to pairs; ``None`` where it does not pay.
-
-        That is where most pairs would have no edge: then the relations one by one take
-        less memory. And where a type is out of range, which is PyG's to judge.
-        """
+        """The graph from sources to pairs; ``None``: PyG's path is needed."""
         relations = self.num_relations
-        if graph.num_dst * relations > 2 * graph.num_edges + graph.num_dst:
-            return None
-        found = graph.memory.remember(
-            edge_type, ("pairs", relations), lambda: _pair(graph, edge_type, relations)
-        )
+        found = with_relations(graph, edge_type, relations, False, True)
         if found is None:
             return None
         return Adj(found, None, graph.num_src, graph.num_dst * relations)
-
-
-def _pair(graph: Graph, edge_type: Tensor, relations: int) -> Graph | None:
-    if edge_type.numel() != graph.num_edges:
-        return None
-    if edge_type.numel() and not (
-        0 <= int(edge_type.min()) and int(edge_type.max()) < relations
-    ):
-        return None
-    source, target = graph.edge_index
-    size = (graph.num_src, graph.num_dst * relations)
-    return Graph.from_edge_index(
-        torch.stack([source, target * relations + edge_type.long()]), size
-    )
 
 
 class RGCNConv(_Relational, torch_geometric.nn.RGCNConv):
