@@ -14,6 +14,7 @@ import torch
 from benchmarks import (  # noqa: F401
     bounds,
     cases_any_layer,
+    cases_constant,
     cases_extra,
     cases_kernels,
     cases_layers,
@@ -39,8 +40,8 @@ def parser() -> argparse.ArgumentParser:
         "cases",
         nargs="*",
         metavar="CASE",
-        help="cases, groups (kernels, layers, any_layer, extra, loading), wildcards "
-        "or 'all'; default: kernels and layers",
+        help="cases, groups (kernels, layers, any_layer, constant, extra, loading), "
+        "wildcards or 'all'; default: kernels and layers",
     )
     p.add_argument("--list", action="store_true", help="list the cases and leave")
     p.add_argument(

@@ -26,7 +26,9 @@ from torch import nn
 from torch_geometric.nn import Aggregation, MessagePassing
 
 from gnnaccel.nn import SWAPS
+from gnnaccel.nn.constants import REUSE
 from gnnaccel.nn.generic import generic, made_from
+from gnnaccel.nn.stand_in import LayerStandIn
 
 #: Instance attribute that records what :func:`optimize` did with a layer.
 MARK = "_gnnaccel"
@@ -50,7 +52,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def optimize(
-    model: Model, filter: Callable[[str, nn.Module], bool] | None = None
+    model: Model,
+    filter: Callable[[str, nn.Module], bool] | None = None,
+    *,
+    reuse_constant_inputs: bool = False,
 ) -> Model:
     """Make PyG's layers inside ``model`` run on fused kernels, in place.
 
@@ -78,6 +83,12 @@ def optimize(
             ``name`` being its qualified name in ``model`` (``""`` if it is the model
             itself). Where it returns a false value the layer is left to PyG. A layer
             that sits in several places is asked about once, under its first name.
+        reuse_constant_inputs: Keep sums over the neighbours of features that want no
+            gradient, such as those of a whole graph that a first layer gets at every
+            step, and reuse them from the third call on with the same tensors. It takes
+            memory, as much as those features do per layer or hop. Changes in place and
+            other graphs are seen, except what torch itself cannot see (writes through
+            ``.data``, or a NumPy alias). The latest call of ``optimize`` decides.
 
     Returns:
         ``model`` itself.
@@ -119,6 +130,11 @@ def optimize(
             if accelerated(type(module)) is not None:
                 setattr(module, MARK, SWAPPED)
                 _swap(module)
+    for module in model.modules():
+        if isinstance(module, LayerStandIn):
+            vars(module).pop(REUSE, None)
+            if reuse_constant_inputs:
+                setattr(module, REUSE, True)
     return model
 
 
@@ -157,6 +173,8 @@ def restore(model: Model) -> Model:
                 f"{cls.__qualname__} after gnnaccel.optimize; undo that "
                 "first (torch.nn.utils.parametrize.remove_parametrizations, say)"
             )
+    for module in model.modules():
+        vars(module).pop(REUSE, None)
     for _, layer in marked:
         theirs = original(type(layer))
         if theirs is not None:

@@ -20,6 +20,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from gnnaccel.graph import Graph
 from gnnaccel.kernels import transforming
+from gnnaccel.nn.constants import reuses
 from gnnaccel.nn.stand_in import LayerStandIn, written_by_pyg
 from gnnaccel.ops.adj import Adj, tracing
 
@@ -177,7 +178,7 @@ def graph_for(
         ):
             return None
         graph = Graph.of(edge_index)
-        return Adj(graph, None, *size)
+        return Adj(graph, None, *size, reuse=reuses(layer))
     if isinstance(edge_index, EdgeIndex):
         known = edge_index.sparse_size()
         if layer._reduce in ("max", "min") or any(
@@ -198,8 +199,10 @@ def graph_for(
     if tracing(x_src, edge_index, weight):
         return Adj(None, edge_index, *size) if forward else None
     if forward:
-        return Adj(Graph.of(edge_index, size), None, *size)
-    return Adj(Graph.of(edge_index, size[::-1]).t, None, *size)
+        graph = Graph.of(edge_index, size)
+    else:
+        graph = Graph.of(edge_index, size[::-1]).t
+    return Adj(graph, None, *size, reuse=reuses(layer))
 
 
 def is_served(x: Any) -> bool:

@@ -8,10 +8,9 @@ import torch
 import torch_geometric.nn
 from torch import Tensor
 
-from gnnaccel.graph import Graph
 from gnnaccel.nn import dense
 from gnnaccel.nn.fused import Fused, graph_for
-from gnnaccel.nn.neighbours import aggregate
+from gnnaccel.nn.neighbours import aggregate_to_read
 from gnnaccel.nn.relations import with_relations
 from gnnaccel.ops.adj import Adj
 
@@ -62,10 +61,10 @@ class _Relational(Fused):
         adj = graph_for(self, x_src, edge_index, x_dst.size(0))
         if adj is None or adj.graph is None:
             return None
-        pairs = self._pairs(adj.graph, edge_type)
+        pairs = self._pairs(adj, edge_type)
         if pairs is None:
             return None
-        neighbours = aggregate(pairs, x_src, None, self._reduce)
+        neighbours = aggregate_to_read(pairs, x_src, None, self._reduce)
         weight = self.weight
         if self.num_bases is not None:
             weight = self.comp @ weight.view(self.num_bases, -1)
@@ -82,13 +81,14 @@ class _Relational(Fused):
             out.add_(dense.linear(x_dst, self.root.t()))
         return out
 
-    def _pairs(self, graph: Graph, edge_type: Tensor) -> Adj | None:
+    def _pairs(self, adj: Adj, edge_type: Tensor) -> Adj | None:
         """The graph from sources to pairs; ``None``: PyG's path is needed."""
-        relations = self.num_relations
+        relations, graph = self.num_relations, adj.graph
+        assert graph is not None
         found = with_relations(graph, edge_type, relations, False, True)
         if found is None:
             return None
-        return Adj(found, None, graph.num_src, graph.num_dst * relations)
+        return Adj(found, None, adj.num_src, adj.num_dst * relations, adj.reuse)
 
 
 class RGCNConv(_Relational, torch_geometric.nn.RGCNConv):
