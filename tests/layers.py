@@ -273,7 +273,7 @@ def _where_shares_cancel(
 
     Gradients of what shifts all logits of a node alike cancel to nothing.
     """
-    attending = {*ATTENTION, "AGNNConv", "RGATConv", "SuperGATConv"}
+    attending = {*ATTENTION, "AGNNConv", "HEATConv", "RGATConv", "SuperGATConv"}
     if not {base.__name__ for base in type(stock).__mro__} & attending:
         return None
     tops = {name: _top(x[x.isfinite()]) for name, x in expected.items()}

@@ -1,4 +1,4 @@
-"""AGNNConv, SuperGATConv and RGATConv beside PyG's own."""
+"""AGNNConv, SuperGATConv, RGATConv and HEATConv beside PyG's own."""
 
 import copy
 
@@ -10,7 +10,7 @@ from oracles import results
 
 import gnnaccel
 from gnnaccel.kernels import native
-from gnnaccel.nn import agnn_conv, generic, rgat_conv, supergat_conv
+from gnnaccel.nn import agnn_conv, generic, heat_conv, rgat_conv, supergat_conv
 
 RELATIONS = 3
 CONFIGS = {
@@ -23,6 +23,13 @@ CONFIGS = {
     ),
     "supergat_no_loops": lambda **k: pyg.SuperGATConv(
         4, 6, add_self_loops=False, bias=False, **k
+    ),
+    "heat": lambda **k: pyg.HEATConv(4, 3, 2, RELATIONS, 2, 5, 4, heads=2, **k),
+    "heat_mean": lambda **k: pyg.HEATConv(
+        4, 3, 2, RELATIONS, 2, 5, 4, heads=2, concat=False, **k
+    ),
+    "heat_bare": lambda **k: pyg.HEATConv(
+        4, 3, 2, RELATIONS, 2, 5, 4, root_weight=False, bias=False, **k
     ),
     **{
         f"rgat_{name}": lambda kwargs=kwargs, **k: pyg.RGATConv(
@@ -52,9 +59,11 @@ def make(name, n=9, edges=60, **kwargs):
             parameter.add_(torch.randn_like(parameter) / 2)
     edge_index = torch.randint(0, n - 1, (2, edges))  # the last node has no edge
     args = [torch.randn(n, 4).double(), edge_index]
-    if name.startswith("rgat"):
+    if name.startswith("heat"):
+        args.append(torch.arange(n) % 2)
+    if name.startswith(("rgat", "heat")):
         args.append(torch.randint(0, RELATIONS, (edges,)))
-    if "edges" in name:
+    if "edges" in name or name.startswith("heat"):
         args.append(torch.randn(edges, 5).double().requires_grad_())
     return layer, args
 
@@ -76,6 +85,7 @@ def taken(monkeypatch):
     count(agnn_conv, "attend")
     count(rgat_conv, "attend")
     count(supergat_conv.SuperGATConv, "_propagated")
+    count(heat_conv.HEATConv, "_attended")
     return calls
 
 
@@ -114,7 +124,7 @@ def test_second_derivatives(name, taken):
     assert taken
 
 
-@pytest.mark.parametrize("name", ["supergat", "supergat_sd", "rgat_across"])
+@pytest.mark.parametrize("name", ["supergat", "supergat_sd", "rgat_across", "heat"])
 def test_dropout_drops_the_same_shares(name, taken):
     layer, args = make(name, dropout=0.5)
     layer.train()
@@ -187,7 +197,7 @@ class Halved(pyg.SuperGATConv):
 
 
 @pytest.mark.parametrize("end", [0, 1])
-@pytest.mark.parametrize("name", ["agnn", "supergat", "rgat_across"])
+@pytest.mark.parametrize("name", ["agnn", "supergat", "rgat_across", "heat"])
 def test_errors_are_pygs(name, end):
     layer, args = make(name)
     args[1][end, 2] = 99
@@ -200,7 +210,6 @@ def test_errors_are_pygs(name, end):
 @pytest.mark.parametrize(
     "make_layer",
     [
-        lambda: pyg.HEATConv(4, 3, 2, RELATIONS, 2, 5, 2, heads=2),
         lambda: pyg.GENConv(4, 6, edge_dim=5),
         lambda: Halved(4, 3, heads=2),
     ],
@@ -219,11 +228,9 @@ def test_the_softmax_of_other_layers_is_ours(make_layer, monkeypatch):
     monkeypatch.setattr(replaced, "grouped_softmax", counted)
     torch.manual_seed(0)
     layer = make_layer().double().eval()
-    _, (x, edge_index, kind, attr) = make("rgat_edges")
+    _, (x, edge_index, _, attr) = make("rgat_edges")
     args = [x, edge_index]
-    if isinstance(layer, pyg.HEATConv):
-        args += [torch.arange(9) % 2, kind, attr.detach()]
-    elif isinstance(layer, pyg.GENConv):
+    if isinstance(layer, pyg.GENConv):
         args.append(attr.detach())
     optimised_alike(layer, *args)
     assert calls

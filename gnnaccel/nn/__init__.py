@@ -15,6 +15,7 @@ from gnnaccel.nn.gcn_conv import GCNConv
 from gnnaccel.nn.gin_conv import GINConv
 from gnnaccel.nn.gine_conv import GINEConv
 from gnnaccel.nn.graph_conv import GraphConv
+from gnnaccel.nn.heat_conv import HEATConv
 from gnnaccel.nn.hgt_conv import HGTConv
 from gnnaccel.nn.pna_conv import PNAConv
 from gnnaccel.nn.rgat_conv import RGATConv
@@ -31,6 +32,7 @@ SWAPS: dict[type[torch_geometric.nn.MessagePassing], type] = {
     torch_geometric.nn.GCNConv: GCNConv,
     torch_geometric.nn.GINConv: GINConv,
     torch_geometric.nn.GINEConv: GINEConv,
+    torch_geometric.nn.HEATConv: HEATConv,
     torch_geometric.nn.HGTConv: HGTConv,
     torch_geometric.nn.EdgeConv: EdgeConv,
     torch_geometric.nn.PNAConv: PNAConv,
@@ -54,6 +56,7 @@ __all__ = [
     "EdgeConv",
     "FastRGCNConv",
     "GraphConv",
+    "HEATConv",
     "HGTConv",
     "PNAConv",
     "RGATConv",
