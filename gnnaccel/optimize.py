@@ -25,7 +25,7 @@ from typing import TypeVar
 from torch import nn
 from torch_geometric.nn import Aggregation, MessagePassing
 
-from gnnaccel.nn import SWAPS
+from gnnaccel.nn import MODULES, SWAPS
 from gnnaccel.nn.constants import REUSE
 from gnnaccel.nn.generic import generic, made_from
 from gnnaccel.nn.stand_in import LayerStandIn
@@ -35,12 +35,14 @@ MARK = "_gnnaccel"
 SWAPPED = "swapped"
 EXCLUDED = "excluded"
 
-_ORIGINALS: dict[type, type] = {ours: theirs for theirs, ours in SWAPS.items()}
+_ORIGINALS: dict[type, type] = {
+    ours: theirs for theirs, ours in (SWAPS | MODULES).items()
+}
 
 
 def accelerated(cls: type) -> type | None:
     """The class that stands in for a module's; ``None`` if it stays what it is."""
-    return SWAPS.get(cls) or generic(cls)
+    return SWAPS.get(cls) or MODULES.get(cls) or generic(cls)
 
 
 def original(cls: type) -> type | None:
@@ -62,11 +64,11 @@ def optimize(
     Every submodule whose type is exactly one of PyG's supported layers (the keys of
     ``gnnaccel.nn.SWAPS``) becomes the :mod:`gnnaccel.nn` layer of the same name. Every
     other message passing layer keeps its own code and gets faster gathers and
-    reductions, unless its class has a true attribute ``leave_to_pyg``. The objects stay
-    the same, and so do parameters, optimizers, hooks, checkpoints and results. The call
-    is silent and may be repeated: a layer that is swapped already stays so, whatever
-    the filter says now. :func:`gnnaccel.explain` tells what runs how; :func:`restore`
-    is the way back.
+    reductions, unless its class has a true attribute ``leave_to_pyg``. ``HeteroLinear``
+    is replaced, too. The objects stay the same, and so do parameters, optimizers,
+    hooks, checkpoints and results. The call is silent and may be repeated: a layer that
+    is swapped already stays so, whatever the filter says now. :func:`gnnaccel.explain`
+    tells what runs how; :func:`restore` is the way back.
 
     Not reached: a layer hidden in a plain list or dict (PyTorch itself doesn't see
     it there), and the inside of a ``torch.jit`` module, whose code is fixed; call
@@ -119,23 +121,28 @@ def optimize(
             _swap(layer)
     # A fused layer looks at the very type of its aggregation, and an excluded one
     # stays all PyG's.
-    inner = {
-        id(module)
-        for layer in model.modules()
-        if type(layer) in _ORIGINALS or vars(layer).get(MARK) == EXCLUDED
-        for module in layer.modules()
-    }
+    excluded = _inside(model, lambda layer: vars(layer).get(MARK) == EXCLUDED)
+    fused = _inside(model, lambda layer: type(layer) in _ORIGINALS)
     for module in model.modules():
-        if isinstance(module, Aggregation) and id(module) not in inner:
-            if accelerated(type(module)) is not None:
-                setattr(module, MARK, SWAPPED)
-                _swap(module)
+        if id(module) in excluded or accelerated(type(module)) is None:
+            continue
+        if type(module) in MODULES or (
+            isinstance(module, Aggregation) and id(module) not in fused
+        ):
+            setattr(module, MARK, SWAPPED)
+            _swap(module)
     for module in model.modules():
         if isinstance(module, LayerStandIn):
             vars(module).pop(REUSE, None)
             if reuse_constant_inputs:
                 setattr(module, REUSE, True)
     return model
+
+
+def _inside(model: nn.Module, which: Callable[[nn.Module], bool]) -> set[int]:
+    """The modules inside some of a model's, and those, by their id."""
+    layers = [layer for layer in model.modules() if which(layer)]
+    return {id(module) for layer in layers for module in layer.modules()}
 
 
 def _swap(module: nn.Module) -> None:

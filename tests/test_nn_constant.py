@@ -176,6 +176,16 @@ def test_another_graph_and_other_features():
                 alike(stock, ours, features, edges)
 
 
+def test_layers_of_every_kind_on_the_same_input():
+    plain = pyg.GCNConv(F, 8, normalize=False).double()
+    pairs = [make(name) for name in LAYERS if name != "rgcn"]
+    ours = gnnaccel.optimize(copy.deepcopy(plain), reuse_constant_inputs=True)
+    args = inputs()
+    for _ in range(4):
+        for pair in (*pairs, (plain, ours)):
+            alike(*pair, *args)
+
+
 def test_freed_features_leave_nothing():
     _, ours = make("sage")
     x, edge_index = inputs()

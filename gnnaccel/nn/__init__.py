@@ -16,6 +16,7 @@ from gnnaccel.nn.gin_conv import GINConv
 from gnnaccel.nn.gine_conv import GINEConv
 from gnnaccel.nn.graph_conv import GraphConv
 from gnnaccel.nn.heat_conv import HEATConv
+from gnnaccel.nn.hetero_linear import HeteroLinear
 from gnnaccel.nn.hgt_conv import HGTConv
 from gnnaccel.nn.pna_conv import PNAConv
 from gnnaccel.nn.rgat_conv import RGATConv
@@ -45,7 +46,11 @@ SWAPS: dict[type[torch_geometric.nn.MessagePassing], type] = {
     torch_geometric.nn.TransformerConv: TransformerConv,
 }
 
+#: The same for modules that pass no messages.
+MODULES: dict[type, type] = {torch_geometric.nn.HeteroLinear: HeteroLinear}
+
 __all__ = [
+    "MODULES",
     "SWAPS",
     "AGNNConv",
     "GATConv",
@@ -58,6 +63,7 @@ __all__ = [
     "GraphConv",
     "HEATConv",
     "HGTConv",
+    "HeteroLinear",
     "PNAConv",
     "RGATConv",
     "RGCNConv",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch_geometric.nn
 from torch import Tensor
-from torch_geometric.nn.dense import HeteroDictLinear, HeteroLinear
+from torch_geometric.nn.dense import HeteroDictLinear
 
 from gnnaccel.cache import Memory, remember
 from gnnaccel.graph import Graph
@@ -22,10 +22,14 @@ from gnnaccel.nn.fused import (
     plain_linear,
     watched,
 )
+from gnnaccel.nn.hetero_linear import HeteroLinear
 from gnnaccel.ops.adj import Adj, tracing
 from gnnaccel.ops.attention import attend
 
 EdgeType = tuple[str, str, str]
+
+#: PyG's and ours.
+_LINEAR = (torch_geometric.nn.HeteroLinear, HeteroLinear)
 
 
 class HGTConv(Fused, torch_geometric.nn.HGTConv):
@@ -61,7 +65,8 @@ class HGTConv(Fused, torch_geometric.nn.HGTConv):
             and list(edge_index_dict) == known
             and self.flow == "source_to_target"
             and not any(watched(m) for m in (self.kqv_lin, self.k_rel, self.v_rel))
-            and type(self.k_rel) is type(self.v_rel) is HeteroLinear
+            and type(self.k_rel) in _LINEAR
+            and type(self.v_rel) in _LINEAR
             and all(
                 key in lins
                 and plain_linear(lins[key])
