@@ -73,6 +73,26 @@ class Bonds(pyg.MessagePassing):
         return torch.relu(x_j + e)
 
 
+class TwoTypes(torch.nn.Module):
+    """HGTConv on a graph whose nodes are of two types, by turns: four of edges."""
+
+    def __init__(self, problem: Problem, f: int) -> None:
+        super().__init__()
+        source, target = problem.edge_index
+        self.edges = {}
+        for i, a in enumerate("ab"):
+            for j, b in enumerate("ab"):
+                chosen = (source % 2 == i) & (target % 2 == j)
+                ends = torch.stack([source[chosen], target[chosen]]) // 2
+                self.edges[a, f"to_{b}", b] = ends
+        metadata = (["a", "b"], list(self.edges))
+        self.conv = pyg.HGTConv(f, f, metadata, heads=1 if f % 4 else 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        found = self.conv({"a": x[::2], "b": x[1::2]}, self.edges)
+        return torch.cat([found["a"], found["b"]])
+
+
 def _pna(problem: Problem, f: int) -> torch.nn.Module:
     counts = torch.bincount(problem.edge_index[1], minlength=problem.num_nodes)
     return pyg.PNAConv(
@@ -127,6 +147,14 @@ LAYERS: dict[str, Entry] = {
     "gine": (
         lambda p, f: pyg.GINEConv(torch.nn.Linear(f, f), edge_dim=4),
         _features,
+        False,
+    ),
+    "hgt": (TwoTypes, _nothing, False),
+    "agnn": (lambda p, f: pyg.AGNNConv(), _nothing, False),
+    # Not in training, where it samples pairs for its own loss.
+    "supergat": (
+        lambda p, f: pyg.SuperGATConv(f, f // 4, heads=4).eval(),
+        _nothing,
         False,
     ),
     "own_taught": (lambda p, f: Taught(f, f), _weights, False),

@@ -29,6 +29,7 @@ def results(workload: Workload, implementation: Implementation) -> Results:
         return dict(zip(names, (part.detach() for part in parts), strict=True))
     assert isinstance(out, Tensor)
     inputs = {"x": workload.x, **implementation.parameters}
+    inputs = {name: value for name, value in inputs.items() if value.requires_grad}
     grads = torch.autograd.grad(out, list(inputs.values()), output_gradient(out))
     return {"out": out.detach()} | {
         f"grad {name}": grad for name, grad in zip(inputs, grads, strict=True)

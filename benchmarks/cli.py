@@ -14,6 +14,7 @@ import torch
 from benchmarks import (  # noqa: F401
     bounds,
     cases_any_layer,
+    cases_constant,
     cases_extra,
     cases_kernels,
     cases_layers,
@@ -40,7 +41,8 @@ def parser() -> argparse.ArgumentParser:
         "cases",
         nargs="*",
         metavar="CASE",
-        help="cases, groups (kernels, layers, any_layer, models, extra, loading), "
+        help="cases, groups (kernels, layers, any_layer, constant, models, extra, "
+        "loading), "
         "wildcards or 'all'; default: kernels and layers",
     )
     p.add_argument("--list", action="store_true", help="list the cases and leave")

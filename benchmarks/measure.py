@@ -143,7 +143,11 @@ def implementation_task(workload: Workload, implementation: Implementation) -> T
     The gradient that backward starts from is made once, outside of the timing, and
     the gradients are returned instead of added to ``.grad``: no copy, no sum.
     """
-    inputs = [workload.x, *implementation.parameters.values()]
+    inputs = [
+        value
+        for value in (workload.x, *implementation.parameters.values())
+        if value.requires_grad
+    ]
     start: list[Tensor] = []
 
     def call() -> Sample:

@@ -17,11 +17,13 @@ def accelerated(layer: torch.nn.Module) -> tuple[torch.nn.Module, str]:
     """
     gnnaccel = importlib.import_module("gnnaccel")
     ours = gnnaccel.optimize(copy.deepcopy(layer))
-    if type(ours) is type(layer):
+    pairs = zip(ours.modules(), layer.modules(), strict=True)
+    swapped = [module for module, was in pairs if type(module) is not type(was)]
+    if not swapped:
         raise RuntimeError(f"optimize left {type(layer).__name__} as it is")
-    if not hasattr(ours, "why_not_fused"):
+    if not hasattr(swapped[0], "why_not_fused"):
         return ours, "generic"
-    reason = ours.why_not_fused()
+    reason = swapped[0].why_not_fused()
     return ours, f"not fused: {reason}" if reason else ""
 
 

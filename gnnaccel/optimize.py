@@ -25,22 +25,25 @@ from typing import TypeVar
 from torch import nn
 from torch_geometric.nn import Aggregation, MessagePassing
 
-from gnnaccel.nn import SWAPS
+from gnnaccel.nn import MODULES, SWAPS
+from gnnaccel.nn.constants import REUSE
 from gnnaccel.nn.generic import generic, made_from, reaching
 from gnnaccel.nn.reach import withdraw
-from gnnaccel.nn.stand_in import StandIn
+from gnnaccel.nn.stand_in import LayerStandIn, StandIn
 
 #: Instance attribute that records what :func:`optimize` did with a layer.
 MARK = "_gnnaccel"
 SWAPPED = "swapped"
 EXCLUDED = "excluded"
 
-_ORIGINALS: dict[type, type] = {ours: theirs for theirs, ours in SWAPS.items()}
+_ORIGINALS: dict[type, type] = {
+    ours: theirs for theirs, ours in (SWAPS | MODULES).items()
+}
 
 
 def accelerated(cls: type) -> type | None:
     """The class that stands in for a module's; ``None`` if it stays what it is."""
-    return SWAPS.get(cls) or generic(cls)
+    return SWAPS.get(cls) or MODULES.get(cls) or generic(cls)
 
 
 def original(cls: type) -> type | None:
@@ -52,18 +55,21 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def optimize(
-    model: Model, filter: Callable[[str, nn.Module], bool] | None = None
+    model: Model,
+    filter: Callable[[str, nn.Module], bool] | None = None,
+    *,
+    reuse_constant_inputs: bool = False,
 ) -> Model:
     """Make PyG's layers inside ``model`` run on fused kernels, in place.
 
     Every submodule whose type is exactly one of PyG's supported layers (the keys of
     ``gnnaccel.nn.SWAPS``) becomes the :mod:`gnnaccel.nn` layer of the same name. Every
     other message passing layer keeps its own code and gets faster gathers and
-    reductions, unless its class has a true attribute ``leave_to_pyg``. The objects stay
-    the same, and so do parameters, optimizers, hooks, checkpoints and results. The call
-    is silent and may be repeated: a layer that is swapped already stays so, whatever
-    the filter says now. :func:`gnnaccel.explain` tells what runs how; :func:`restore`
-    is the way back.
+    reductions, unless its class has a true attribute ``leave_to_pyg``. ``HeteroLinear``
+    is replaced, too. The objects stay the same, and so do parameters, optimizers,
+    hooks, checkpoints and results. The call is silent and may be repeated: a layer that
+    is swapped already stays so, whatever the filter says now. :func:`gnnaccel.explain`
+    tells what runs how; :func:`restore` is the way back.
 
     Not reached: a layer hidden in a plain list or dict (PyTorch itself doesn't see
     it there), and the inside of a ``torch.jit`` module, whose code is fixed; call
@@ -80,6 +86,12 @@ def optimize(
             ``name`` being its qualified name in ``model`` (``""`` if it is the model
             itself). Where it returns a false value the layer is left to PyG. A layer
             that sits in several places is asked about once, under its first name.
+        reuse_constant_inputs: Keep sums over the neighbours of features that want no
+            gradient, such as those of a whole graph that a first layer gets at every
+            step, and reuse them from the third call on with the same tensors. It takes
+            memory, as much as those features do per layer or hop. Changes in place and
+            other graphs are seen, except what torch itself cannot see (writes through
+            ``.data``, or a NumPy alias). The latest call of ``optimize`` decides.
 
     Returns:
         ``model`` itself.
@@ -110,28 +122,34 @@ def optimize(
             _swap(layer)
     # A fused layer looks at the very type of its aggregation, and what is to be left to
     # PyG stays all PyG's.
-    inner = {
-        id(module)
-        for layer in model.modules()
-        if type(layer) in _ORIGINALS or _left(layer)
-        for module in layer.modules()
-    }
-    others = [
-        module
-        for module in model.modules()
-        if id(module) not in inner
-        and not isinstance(module, MessagePassing)
-        and accelerated(type(module)) is not None
-    ]
-    for module in others:
-        setattr(module, MARK, SWAPPED)
-        _swap(module)
+    left = _inside(model, _left)
+    fused = _inside(model, lambda layer: type(layer) in _ORIGINALS)
+    for module in model.modules():
+        if (
+            not isinstance(module, MessagePassing)
+            and id(module) not in left
+            and accelerated(type(module)) is not None
+            and (type(module) in MODULES or id(module) not in fused)
+        ):
+            setattr(module, MARK, SWAPPED)
+            _swap(module)
     for module in _with_functions(model):
         cls = reaching(type(module))
         if cls is not None:
             setattr(module, MARK, SWAPPED)
             module.__class__ = cls
+    for module in model.modules():
+        if isinstance(module, LayerStandIn):
+            vars(module).pop(REUSE, None)
+            if reuse_constant_inputs:
+                setattr(module, REUSE, True)
     return model
+
+
+def _inside(model: nn.Module, which: Callable[[nn.Module], bool]) -> set[int]:
+    """The modules inside some of a model's, and those, by their id."""
+    layers = [layer for layer in model.modules() if which(layer)]
+    return {id(module) for layer in layers for module in layer.modules()}
 
 
 def _with_functions(module: nn.Module) -> Iterator[nn.Module]:
@@ -191,6 +209,8 @@ def restore(model: Model) -> Model:
                 f"{cls.__qualname__} after gnnaccel.optimize; undo that "
                 "first (torch.nn.utils.parametrize.remove_parametrizations, say)"
             )
+    for module in model.modules():
+        vars(module).pop(REUSE, None)
     for _, layer in marked:
         theirs = original(type(layer))
         if theirs is not None:

@@ -273,7 +273,8 @@ def _where_shares_cancel(
 
     Gradients of what shifts all logits of a node alike cancel to nothing.
     """
-    if not {base.__name__ for base in type(stock).__mro__} & {*ATTENTION}:
+    attending = {*ATTENTION, "AGNNConv", "HEATConv", "RGATConv", "SuperGATConv"}
+    if not {base.__name__ for base in type(stock).__mro__} & attending:
         return None
     tops = {name: _top(x[x.isfinite()]) for name, x in expected.items()}
     top = max(tops[key], max(tops.values()) / 64)

@@ -202,6 +202,17 @@ def test_is_pygs(data):
     optimised_alike(layer, x, edge_index, e, w)
 
 
+@pytest.mark.parametrize("learnt", [False, True])
+@pytest.mark.parametrize("aggr", ["sum", "mean"])
+@pytest.mark.parametrize("cls", [c for c in FOUND if c is not Dropped])
+def test_each_is_pygs(cls, aggr, learnt, taken):
+    x, edge_index, e = inputs()
+    w = torch.rand(40).double() if FOUND[cls][3] else None
+    layer = cls(aggr=aggr).double()
+    optimised_alike(layer, x, edge_index, e.requires_grad_(learnt), w)
+    assert taken == [FOUND[cls][0]]
+
+
 def inputs(width=5):
     torch.manual_seed(0)
     edge_index = torch.randint(0, 11, (2, 40))  # the last node has no edge

@@ -7,6 +7,7 @@ swap them in.
 
 import torch_geometric.nn
 
+from gnnaccel.nn.agnn_conv import AGNNConv
 from gnnaccel.nn.edge_conv import EdgeConv
 from gnnaccel.nn.gat_conv import GATConv
 from gnnaccel.nn.gatv2_conv import GATv2Conv
@@ -14,29 +15,44 @@ from gnnaccel.nn.gcn_conv import GCNConv
 from gnnaccel.nn.gin_conv import GINConv
 from gnnaccel.nn.gine_conv import GINEConv
 from gnnaccel.nn.graph_conv import GraphConv
+from gnnaccel.nn.heat_conv import HEATConv
+from gnnaccel.nn.hetero_linear import HeteroLinear
+from gnnaccel.nn.hgt_conv import HGTConv
 from gnnaccel.nn.pna_conv import PNAConv
+from gnnaccel.nn.rgat_conv import RGATConv
 from gnnaccel.nn.rgcn_conv import FastRGCNConv, RGCNConv
 from gnnaccel.nn.sage_conv import SAGEConv
+from gnnaccel.nn.supergat_conv import SuperGATConv
 from gnnaccel.nn.transformer_conv import TransformerConv
 
 #: Which of our layers takes the place of which of PyG's.
 SWAPS: dict[type[torch_geometric.nn.MessagePassing], type] = {
+    torch_geometric.nn.AGNNConv: AGNNConv,
     torch_geometric.nn.GATConv: GATConv,
     torch_geometric.nn.GATv2Conv: GATv2Conv,
     torch_geometric.nn.GCNConv: GCNConv,
     torch_geometric.nn.GINConv: GINConv,
     torch_geometric.nn.GINEConv: GINEConv,
+    torch_geometric.nn.HEATConv: HEATConv,
+    torch_geometric.nn.HGTConv: HGTConv,
     torch_geometric.nn.EdgeConv: EdgeConv,
     torch_geometric.nn.PNAConv: PNAConv,
     torch_geometric.nn.FastRGCNConv: FastRGCNConv,
     torch_geometric.nn.GraphConv: GraphConv,
+    torch_geometric.nn.RGATConv: RGATConv,
     torch_geometric.nn.RGCNConv: RGCNConv,
     torch_geometric.nn.SAGEConv: SAGEConv,
+    torch_geometric.nn.SuperGATConv: SuperGATConv,
     torch_geometric.nn.TransformerConv: TransformerConv,
 }
 
+#: The same for modules that pass no messages.
+MODULES: dict[type, type] = {torch_geometric.nn.HeteroLinear: HeteroLinear}
+
 __all__ = [
+    "MODULES",
     "SWAPS",
+    "AGNNConv",
     "GATConv",
     "GATv2Conv",
     "GCNConv",
@@ -45,8 +61,13 @@ __all__ = [
     "EdgeConv",
     "FastRGCNConv",
     "GraphConv",
+    "HEATConv",
+    "HGTConv",
+    "HeteroLinear",
     "PNAConv",
+    "RGATConv",
     "RGCNConv",
     "SAGEConv",
+    "SuperGATConv",
     "TransformerConv",
 ]

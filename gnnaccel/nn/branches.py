@@ -50,6 +50,7 @@ def neighbours_and_root(
     if (
         x_dst is x_src
         and adj.graph is not None
+        and not (adj.reuse and not x_src.requires_grad)
         and adj.num_src == adj.num_dst
         and plain_linear(rel)
         and plain_linear(root)

@@ -33,15 +33,17 @@ def apply(module: Any, x: Tensor) -> Tensor:
 
 def apply_all(modules: Sequence[Any], x: Tensor) -> list[Tensor]:
     """``[module(x) for module in modules]``; gradients of ``x`` add up in place."""
-    weights = [m.weight for m in modules if plain_linear(m)]
-    if (
-        len(modules) > 1
-        and len(weights) == len(modules)
-        and all(pays(x, m.weight, m.bias) for m in modules)
-        and wants_grad(x)
-    ):
-        return list(_Linears.apply(x, *weights, *(m.bias for m in modules)))
+    if all(plain_linear(m) for m in modules):
+        return linear_all(x, [(m.weight, m.bias) for m in modules])
     return [apply(module, x) for module in modules]
+
+
+def linear_all(x: Tensor, maps: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tensor]:
+    """``[linear(x, weight, bias) for weight, bias in maps]``, as :func:`apply_all`."""
+    if wants_grad(x) and len(maps) > 1 and all(pays(x, w, b) for w, b in maps):
+        weights, biases = zip(*maps, strict=True)
+        return list(_Linears.apply(x, *weights, *biases))
+    return [linear(x, weight, bias) for weight, bias in maps]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -20,6 +20,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from gnnaccel.graph import Graph
 from gnnaccel.kernels import transforming
+from gnnaccel.nn.constants import reuses
 from gnnaccel.nn.stand_in import LayerStandIn, written_by_pyg
 from gnnaccel.ops.adj import Adj, tracing
 
@@ -129,10 +130,15 @@ def _overridden(cls: Any) -> str | None:
             return None
         for name in _SKIPPED:
             method = base.__dict__.get(name)
-            # PyG writes a compiled `propagate` into every class it instantiates.
-            if method is not None and not written_by_pyg(method):
+            # PyG writes a compiled `propagate` into every class it instantiates, and a
+            # layer of ours may have one of its own.
+            if not (method is None or written_by_pyg(method) or _ours(method)):
                 return name
     return None
+
+
+def _ours(method: Any) -> bool:
+    return str(getattr(method, "__module__", "")).startswith("gnnaccel.nn.")
 
 
 def graph_for(
@@ -172,7 +178,7 @@ def graph_for(
         ):
             return None
         graph = Graph.of(edge_index)
-        return Adj(graph, None, *size)
+        return Adj(graph, None, *size, reuse=reuses(layer))
     if isinstance(edge_index, EdgeIndex):
         known = edge_index.sparse_size()
         if layer._reduce in ("max", "min") or any(
@@ -193,8 +199,10 @@ def graph_for(
     if tracing(x_src, edge_index, weight):
         return Adj(None, edge_index, *size) if forward else None
     if forward:
-        return Adj(Graph.of(edge_index, size), None, *size)
-    return Adj(Graph.of(edge_index, size[::-1]).t, None, *size)
+        graph = Graph.of(edge_index, size)
+    else:
+        graph = Graph.of(edge_index, size[::-1]).t
+    return Adj(graph, None, *size, reuse=reuses(layer))
 
 
 def is_served(x: Any) -> bool:

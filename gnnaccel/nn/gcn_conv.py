@@ -11,6 +11,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from gnnaccel.kernels.grouping import accumulator
 from gnnaccel.nn import dense
+from gnnaccel.nn.constants import kept_for
 from gnnaccel.nn.fused import (
     HALVES,
     Fused,
@@ -80,7 +81,15 @@ class GCNConv(Fused, torch_geometric.nn.GCNConv):
         adj = graph_for(self, x, edge_index, None, weight)
         if adj is None:
             return None
-        if self._aggregates_first(x):
+        reorders = self._may_aggregate_first(x)
+        kept = None
+        if reorders and adj.reuse:
+            key = ("gcn", normalize, self.add_self_loops, self.improved)
+            kept = kept_for(adj, x, weight, key)
+        if kept is not None:
+            out = kept.get(lambda: self._aggregate(adj, x, weight, normalize))
+            return dense.linear(out, self.lin.weight, self.bias)
+        if reorders and self._aggregates_first(x):
             out = self._aggregate(adj, x, weight, normalize)
             return dense.linear(out, self.lin.weight, self.bias)
         h = dense.apply(self.lin, x)
@@ -92,14 +101,15 @@ class GCNConv(Fused, torch_geometric.nn.GCNConv):
         # In place: the product made `out` for us, and nobody else holds it.
         return out.add_(self.bias) if self.bias.dtype == out.dtype else out + self.bias
 
-    def _aggregates_first(self, x: Tensor) -> bool:
-        if not (
+    def _may_aggregate_first(self, x: Tensor) -> bool:
+        return (
             may_reorder(x)
             and plain_linear(self.lin)
             and self.lin.bias is None
             and (self.bias is None or self.bias.dtype == x.dtype)
-        ):
-            return False
+        )
+
+    def _aggregates_first(self, x: Tensor) -> bool:
         first, second = aggregation_columns(self.lin, x)
         return first < second
 

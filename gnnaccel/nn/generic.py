@@ -36,7 +36,7 @@ from gnnaccel.nn.joined import joined_sum
 from gnnaccel.nn.messages import Weight, joined_of, weight_of
 from gnnaccel.nn.neighbours import aggregate
 from gnnaccel.nn.networks import network_of
-from gnnaccel.nn.normalisation import remembering
+from gnnaccel.nn.replaced import replacing
 from gnnaccel.nn.stand_in import LayerStandIn, StandIn
 from gnnaccel.ops.adj import Adj, wants_grad
 from gnnaccel.ops.gather import gather
@@ -400,7 +400,7 @@ def reaching(cls: Any) -> type | None:
 def _made(mixin: Any, cls: Any) -> type:
     names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
     if issubclass(cls, MessagePassing):
-        names |= remembering(cls)
+        names |= replacing(cls)
     made = type(cls.__name__, (mixin, cls), names)
     made.__qualname__ = cls.__qualname__
     return made

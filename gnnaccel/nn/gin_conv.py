@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch_geometric.nn
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from gnnaccel.kernels.grouping import accumulator
 from gnnaccel.nn import dense
+from gnnaccel.nn.constants import kept_for
 from gnnaccel.nn.fused import (
     Fused,
     aggregation_columns,
@@ -38,19 +41,27 @@ class GINConv(Fused, torch_geometric.nn.GINConv):
             if adj is not None:
                 weight = matrix_weight(edge_index, x_src, of_sparse_tensor=False)
                 first, rest = dense.first_linear(self.nn)
+                kept = kept_for(adj, x_src, weight, self._reduce)
+                bare = replace(adj, reuse=False)
+                if kept is not None:
+                    take = kept.copy if x_dst is None else kept.get
+                    out = take(partial(aggregate, bare, x_src, weight, self._reduce))
+                    if x_dst is not None:
+                        out = out + (1 + self.eps) * x_dst
+                    return dense.apply(self.nn, out)
                 if (
                     first is not None
                     and x_dst is x_src
                     and self._transforms_first(first, x_src)
                 ):
                     h = dense.linear(x_src, first.weight)
-                    out = self._combine(adj, h, h, weight)
+                    out = self._combine(bare, h, h, weight)
                     if first.bias is not None:
                         out = out.add_(first.bias)
                     for module in rest:
                         out = module(out)
                     return out
-                return dense.apply(self.nn, self._combine(adj, x_src, x_dst, weight))
+                return dense.apply(self.nn, self._combine(bare, x_src, x_dst, weight))
         # PyG reads the next line, by this class's name, to write its `propagate`.
         # propagate_type: (x: OptPairTensor)
         stock: Tensor = super().forward(x, edge_index, size)

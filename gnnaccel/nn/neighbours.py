@@ -10,6 +10,7 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from gnnaccel.nn import dense
+from gnnaccel.nn.constants import kept_for
 from gnnaccel.nn.fused import aggregation_columns, may_reorder, plain_linear
 from gnnaccel.ops.adj import Adj, node_scale
 from gnnaccel.ops.product import Scales, spmm_sum
@@ -35,6 +36,33 @@ def aggregate(
     Returns:
         ``[num_dst, F]``.
     """
+    plain = all(scale is None for scale in scales)
+    kept = kept_for(adj, x, weight, reduce) if plain else None
+    if kept is not None:
+        return kept.copy(lambda: _aggregate(adj, x, weight, reduce))
+    return _aggregate(adj, x, weight, reduce, scales)
+
+
+def aggregate_to_read(
+    adj: Adj, x: Tensor, weight: Tensor | None, reduce: str
+) -> Tensor:
+    """:func:`aggregate` for a caller that neither writes to the result nor returns it.
+
+    It may be kept for the next call.
+    """
+    kept = kept_for(adj, x, weight, reduce)
+    if kept is not None:
+        return kept.get(lambda: _aggregate(adj, x, weight, reduce))
+    return _aggregate(adj, x, weight, reduce)
+
+
+def _aggregate(
+    adj: Adj,
+    x: Tensor,
+    weight: Tensor | None,
+    reduce: str,
+    scales: Scales = Scales(),  # noqa: B008 - immutable
+) -> Tensor:
     if reduce in ("max", "min"):
         return reduce_extreme(adj, x, weight, reduce)
     if reduce == "mean":
@@ -46,12 +74,17 @@ def linear_of_neighbours(
     linear: Any, adj: Adj, x: Tensor, weight: Tensor | None, reduce: str
 ) -> Tensor:
     """``linear(aggregate(x))``, the linear map first where that moves fewer columns."""
+    kept = kept_for(adj, x, weight, reduce)
+    if kept is not None:
+        # Hooks may write to what they see.
+        take = kept.get if plain_linear(linear) else kept.copy
+        return dense.apply(linear, take(lambda: _aggregate(adj, x, weight, reduce)))
     if reduce in ("sum", "mean") and may_reorder(x) and plain_linear(linear):
         aggregate_first, transform_first = aggregation_columns(linear, x)
         if transform_first < aggregate_first:
             out = aggregate(adj, dense.linear(x, linear.weight), weight, reduce)
             return out if linear.bias is None else out.add_(linear.bias)
-    return dense.apply(linear, aggregate(adj, x, weight, reduce))
+    return dense.apply(linear, _aggregate(adj, x, weight, reduce))
 
 
 def add_to(out: Tensor, more: Tensor, made_by: Any) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 import torch_geometric.nn
 from torch import Tensor
 
-from gnnaccel.graph import Graph
 from gnnaccel.nn import dense
 from gnnaccel.nn.fused import Fused, graph_for
-from gnnaccel.nn.neighbours import aggregate
+from gnnaccel.nn.neighbours import aggregate_to_read
+from gnnaccel.nn.relations import with_relations
 from gnnaccel.ops.adj import Adj
 
 
@@ -61,10 +61,10 @@ class _Relational(Fused):
         adj = graph_for(self, x_src, edge_index, x_dst.size(0))
         if adj is None or adj.graph is None:
             return None
-        pairs = self._pairs(adj.graph, edge_type)
+        pairs = self._pairs(adj, edge_type)
         if pairs is None:
             return None
-        neighbours = aggregate(pairs, x_src, None, self._reduce)
+        neighbours = aggregate_to_read(pairs, x_src, None, self._reduce)
         weight = self.weight
         if self.num_bases is not None:
             weight = self.comp @ weight.view(self.num_bases, -1)
@@ -81,35 +81,14 @@ class _Relational(Fused):
             out.add_(dense.linear(x_dst, self.root.t()))
         return out
 
-    def _pairs(self, graph: Graph, edge_type: Tensor) -> Adj | None:
-        """The graph from sources to pairs; ``None`` where it does not pay.
-
-        That is where most pairs would have no edge: then the relations one by one take
-        less memory. And where a type is out of range, which is PyG's to judge.
-        """
-        relations = self.num_relations
-        if graph.num_dst * relations > 2 * graph.num_edges + graph.num_dst:
-            return None
-        found = graph.memory.remember(
-            edge_type, ("pairs", relations), lambda: _pair(graph, edge_type, relations)
-        )
+    def _pairs(self, adj: Adj, edge_type: Tensor) -> Adj | None:
+        """The graph from sources to pairs; ``None``: PyG's path is needed."""
+        relations, graph = self.num_relations, adj.graph
+        assert graph is not None
+        found = with_relations(graph, edge_type, relations, False, True)
         if found is None:
             return None
-        return Adj(found, None, graph.num_src, graph.num_dst * relations)
-
-
-def _pair(graph: Graph, edge_type: Tensor, relations: int) -> Graph | None:
-    if edge_type.numel() != graph.num_edges:
-        return None
-    if edge_type.numel() and not (
-        0 <= int(edge_type.min()) and int(edge_type.max()) < relations
-    ):
-        return None
-    source, target = graph.edge_index
-    size = (graph.num_src, graph.num_dst * relations)
-    return Graph.from_edge_index(
-        torch.stack([source, target * relations + edge_type.long()]), size
-    )
+        return Adj(found, None, adj.num_src, adj.num_dst * relations, adj.reuse)
 
 
 class RGCNConv(_Relational, torch_geometric.nn.RGCNConv):

@@ -22,12 +22,14 @@ class Adj:
         edge_index: ``[2, E]``, or ``None`` with a graph at hand.
         num_src: Number of sources.
         num_dst: Number of destinations.
+        reuse: Whether layers may keep what follows from constant features on it.
     """
 
     graph: Graph | None
     edge_index: Tensor | None
     num_src: int
     num_dst: int
+    reuse: bool = False
 
     def grouping(self, transposed: bool, skip_loops: bool = False) -> Grouping:
         """The edges grouped by destination, or by source if ``transposed``."""
