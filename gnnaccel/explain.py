@@ -11,7 +11,8 @@ from torch import nn
 from torch_geometric.nn import Aggregation, MessagePassing
 
 from gnnaccel.nn import SWAPS
-from gnnaccel.nn.generic import generic, made_from
+from gnnaccel.nn.generic import generic
+from gnnaccel.nn.lifting import made_from
 from gnnaccel.nn.stand_in import stock_of
 from gnnaccel.optimize import EXCLUDED, MARK, check_module
 

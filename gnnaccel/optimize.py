@@ -27,7 +27,8 @@ from torch_geometric.nn import Aggregation, MessagePassing
 
 from gnnaccel.nn import MODULES, SWAPS
 from gnnaccel.nn.constants import REUSE
-from gnnaccel.nn.generic import generic, made_from, reaching
+from gnnaccel.nn.generic import generic, reaching
+from gnnaccel.nn.lifting import made_from
 from gnnaccel.nn.reach import withdraw
 from gnnaccel.nn.stand_in import LayerStandIn, StandIn
 

@@ -10,7 +10,7 @@ from oracles import results
 
 import gnnaccel
 from gnnaccel.kernels import native
-from gnnaccel.nn import agnn_conv, generic, heat_conv, rgat_conv, supergat_conv
+from gnnaccel.nn import agnn_conv, functions, heat_conv, rgat_conv, supergat_conv
 
 RELATIONS = 3
 CONFIGS = {
@@ -215,17 +215,15 @@ def test_errors_are_pygs(name, end):
     ],
 )
 def test_the_softmax_of_other_layers_is_ours(make_layer, monkeypatch):
-    from gnnaccel.nn import replaced
-
-    monkeypatch.setattr(generic, "WORTH", 0)
+    monkeypatch.setattr(functions, "WORTH_SOFTMAX", 0)
     calls = []
-    inner = replaced.grouped_softmax
+    inner = functions.softmax_groups
 
     def counted(*args):
         calls.append(1)
         return inner(*args)
 
-    monkeypatch.setattr(replaced, "grouped_softmax", counted)
+    monkeypatch.setattr(functions, "softmax_groups", counted)
     torch.manual_seed(0)
     layer = make_layer().double().eval()
     _, (x, edge_index, _, attr) = make("rgat_edges")

@@ -13,8 +13,8 @@ from torch import nn
 
 import gnnaccel
 from gnnaccel.kernels import native
-from gnnaccel.nn import functions, generic
-from gnnaccel.nn.generic import Lifting, Reaching
+from gnnaccel.nn import functions, lifting
+from gnnaccel.nn.lifting import Lifting, Reaching
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.reason()))
 
@@ -24,8 +24,8 @@ PARTS = ("x_i", "x_j", "e", "index", "size_i")
 @pytest.fixture(autouse=True)
 def small_counts(monkeypatch):
     """Graphs of a few edges take the path of large ones."""
-    monkeypatch.setattr(generic, "WORTH", 0)
-    monkeypatch.setattr(generic, "WORTH_NEW", 0)
+    monkeypatch.setattr(lifting, "WORTH", 0)
+    monkeypatch.setattr(lifting, "WORTH_NEW", 0)
     for name in ("WORTH_SUM", "WORTH_EXTREME", "WORTH_SOFTMAX"):
         monkeypatch.setattr(functions, name, 0)
 
@@ -201,10 +201,10 @@ def test_second_derivatives():
 
 
 def test_an_index_is_grouped_once_it_keeps_coming_back(monkeypatch):
-    monkeypatch.setattr(generic, "WORTH_NEW", 1 << 30)
+    monkeypatch.setattr(lifting, "WORTH_NEW", 1 << 30)
     seen = []
     monkeypatch.setattr(
-        generic, "gather", lambda src, index: seen.append(index) or src[index]
+        lifting, "gather", lambda src, index: seen.append(index) or src[index]
     )
     layer, (x, edge_index, e) = layer_and_input()
     ours = gnnaccel.optimize(layer)
@@ -213,4 +213,4 @@ def test_an_index_is_grouped_once_it_keeps_coming_back(monkeypatch):
     assert not seen
     for _ in range(20):
         ours(x, edge_index, e)
-    assert len(seen) == 2 * (20 - generic._USUAL)
+    assert len(seen) == 2 * (20 - lifting._USUAL)

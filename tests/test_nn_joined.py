@@ -15,9 +15,9 @@ from torch.nn.functional import relu
 
 import gnnaccel
 from gnnaccel.kernels import native
-from gnnaccel.nn import generic, joined
-from gnnaccel.nn.generic import Joining
+from gnnaccel.nn import joined, summing
 from gnnaccel.nn.messages import joined_of
+from gnnaccel.nn.summing import Joining
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.reason()))
 
@@ -151,13 +151,13 @@ NOT_FOUND = [Leaky, Negative, Both, Twice, Updated]
 def taken(monkeypatch):
     """The kinds of message that were summed unwritten, call by call."""
     calls = []
-    inner = generic.joined_sum
+    inner = summing.joined_sum
 
     def counted(adj, kind, *args):
         calls.append(kind)
         return inner(adj, kind, *args)
 
-    monkeypatch.setattr(generic, "joined_sum", counted)
+    monkeypatch.setattr(summing, "joined_sum", counted)
     return calls
 
 

@@ -10,9 +10,10 @@ from torch import cat, nn
 
 import gnnaccel
 from gnnaccel.kernels import native
-from gnnaccel.nn import generic
-from gnnaccel.nn.generic import Lifting, Splitting
+from gnnaccel.nn import lifting
+from gnnaccel.nn.lifting import Lifting
 from gnnaccel.nn.networks import Part, network_of
+from gnnaccel.nn.summing import Splitting
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.reason()))
 
@@ -22,7 +23,7 @@ F, D, H = 3, 2, 4
 @pytest.fixture(autouse=True)
 def small_counts(monkeypatch):
     """Graphs of a few edges take the path of large ones."""
-    monkeypatch.setattr(generic, "WORTH", 0)
+    monkeypatch.setattr(lifting, "WORTH", 0)
 
 
 def linear(width):

@@ -16,9 +16,9 @@ from torch_geometric.utils import add_self_loops, degree
 
 import gnnaccel
 from gnnaccel.kernels import native
-from gnnaccel.nn.generic import Multiplying
 from gnnaccel.nn.messages import weight_of
 from gnnaccel.nn.normalisation import gcn_norm
+from gnnaccel.nn.summing import Multiplying
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.reason()))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gnnaccel
-from gnnaccel.nn import functions, generic
+from gnnaccel.nn import functions, lifting
 
 # At the end, so that an installed gnnaccel wins over the checkout's sources.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -21,8 +21,8 @@ from benchmarks.registry import Setting, Unavailable  # noqa: E402
 @pytest.fixture(autouse=True)
 def small_counts(monkeypatch):
     """Small graphs take the path of large ones."""
-    monkeypatch.setattr(generic, "WORTH", 0)
-    monkeypatch.setattr(generic, "WORTH_NEW", 0)
+    monkeypatch.setattr(lifting, "WORTH", 0)
+    monkeypatch.setattr(lifting, "WORTH_NEW", 0)
     for name in ("SUM", "EXTREME", "SOFTMAX", "DENSE", "COUNT"):
         monkeypatch.setattr(functions, f"WORTH_{name}", 0)
 

@@ -1,349 +1,22 @@
-"""Any message passing layer, a user's own included, on our gather and reductions.
+"""Which class stands in for one that nobody foresaw.
 
-Aggregations, pooling layers and models that call PyG's functions are here, too.
-
-PyG's ``propagate`` stays as it is, with its hooks, and so do ``message`` and
-``update``: messages are made for every edge, in the order in which the edges stand.
-Only how rows are lifted to edges and how messages are reduced (by way of
-:mod:`gnnaccel.nn.reach`) changes. Both go over the grouping of the ``edge_index``,
-which is made once, and their gradients are each other.
+Any message passing layer, a user's own included, gets our gather and reductions, and
+more where its code tells what a message is (:mod:`gnnaccel.nn.summing`). Aggregations,
+pooling layers and models that call PyG's functions are here, too.
 """
 
 from __future__ import annotations
 
-import copyreg
-from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
-import torch
-from torch import Tensor
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch_geometric.nn import Aggregation, MessagePassing, aggr
+from torch_geometric.nn import Aggregation, MessagePassing
 
-from gnnaccel import kernels
-from gnnaccel.cache import remember
-from gnnaccel.errors import EdgeIndexError
-from gnnaccel.nn import reach, split
-from gnnaccel.nn.fused import (
-    REDUCE_OF,
-    graph_for,
-    hooked_method,
-    is_served,
-    sizes,
-    watched,
-)
-from gnnaccel.nn.joined import joined_sum
-from gnnaccel.nn.messages import Weight, joined_of, weight_of
-from gnnaccel.nn.neighbours import aggregate
+from gnnaccel.nn.lifting import Lifting, Reaching, make
+from gnnaccel.nn.messages import joined_of, weight_of
 from gnnaccel.nn.networks import network_of
-from gnnaccel.nn.replaced import replacing
-from gnnaccel.nn.stand_in import LayerStandIn, StandIn
-from gnnaccel.ops.adj import Adj, wants_grad
-from gnnaccel.ops.gather import gather
-
-#: Numbers in a lifted tensor from which a grouping that is there pays.
-WORTH = 1 << 15
-#: Numbers, or rows, from which it pays to make one for an index that may not come back.
-WORTH_NEW = 1 << 19
-WORTH_NEW_ROWS = 1 << 13
-#: Lifts after which an index is expected to come back.
-_USUAL = 8
-
-
-class Copied(StandIn):
-    """Copies and pickles of an instance name the class it was made from."""
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """See :meth:`object.__reduce_ex__`."""
-        made: Any = super().__reduce_ex__(protocol)
-        if made[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
-            return made  # a way of its own
-        return (_new, (made_from(type(self)),), *made[2:])
-
-
-class Reaching(Copied):
-    """Mixed into any class of modules: while one runs, PyG's functions are ours."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """See :meth:`torch.nn.Module.__call__`."""
-        call: Any = super().__call__  # type: ignore[misc]
-        if torch.compiler.is_compiling():
-            return call(*args, **kwargs)
-        outer = reach.enter()
-        try:
-            return call(*args, **kwargs)
-        finally:
-            reach.leave(outer)
-
-
-class Lifting(Reaching, LayerStandIn):
-    """Mixed into a message passing class: lifts rows by :func:`gnnaccel.ops.gather`."""
-
-    #: What computes the layer, for people.
-    done_by: ClassVar[str] = "its own messages, our gather and reductions"
-    node_dim: int
-
-    def _index_select(self, src: Tensor, index: Tensor) -> Tensor:
-        if (
-            not torch.jit.is_tracing()  # type: ignore[attr-defined]
-            and type(index) is Tensor
-            and src.dim() > 1
-            and self.node_dim in (0, -src.dim())
-            and _served(
-                src, index, index.numel() * (src.numel() // max(src.size(0), 1))
-            )
-        ):
-            try:
-                return gather(src, index)
-            except EdgeIndexError:
-                pass  # PyG words its own
-        selected: Tensor = super()._index_select(src, index)  # type: ignore[misc]
-        return selected
-
-
-class Summing(Lifting):
-    """Mixed in where it is known what a message is made of."""
-
-    flow: str
-    aggr_module: torch.nn.Module
-
-    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
-        """See :meth:`torch_geometric.nn.MessagePassing.propagate`."""
-        out = self._sum(edge_index, size, kwargs)
-        if out is None:
-            out = super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
-        return out
-
-    def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
-        """What is asked for; ``None`` where the layer's own path is needed."""
-        raise NotImplementedError
-
-    def _looked_into(self, edge_index: Any) -> bool:
-        """Whether somebody wants to see each message, or it is another path's graph."""
-        return (
-            type(edge_index) is not Tensor
-            or edge_index.layout != torch.strided
-            or edge_index.dim() != 2
-            or self.node_dim not in (-2, 0)
-            or _observed(self)
-            or torch.compiler.is_compiling()
-            or torch.jit.is_tracing()  # type: ignore[attr-defined]
-        )
-
-    def _reduction(
-        self, edge_index: Any, kwargs: dict[str, Any], names: set[str | None]
-    ) -> str | None:
-        """How messages are reduced, if that can be done without writing them down.
-
-        Args:
-            edge_index: What the user passed.
-            kwargs: What else; only ``names`` are known.
-            names: Of arguments.
-        """
-        if kwargs.keys() - names or self._looked_into(edge_index):
-            return None
-        kind = type(self.aggr_module)
-        return REDUCE_OF.get(made_from(kind) or kind)
-
-
-class Multiplying(Summing):
-    """Mixed in where a message is a row times a weight: sums by a sparse product."""
-
-    done_by = "spmm: its message is a row times a weight"
-
-    def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
-        found = weight_of(made_from(type(self)))
-        assert found is not None
-        reduce = self._reduction(edge_index, kwargs, {"x", found.name})
-        if reduce is None:
-            return None
-        x = kwargs.get("x")
-        shape = None
-        if isinstance(x, Tensor) and x.dim() == 3 and self.node_dim == -2:
-            shape = x.shape  # [K, N, F]: one graph, all its columns side by side
-            x = x.transpose(0, 1).flatten(1)
-        x_src, _, num_dst, ok = sizes(self, x, size)
-        weight = None if found.name is None else kwargs.get(found.name)
-        if isinstance(weight, Tensor):
-            weight = _per_edge(found, weight, edge_index)
-            if weight is None:
-                return None
-        adj = _graph(self, x_src, edge_index, num_dst, weight) if ok else None
-        if adj is None:
-            return None
-        out = aggregate(adj, x_src, weight, reduce)
-        return out if shape is None else out.unflatten(1, shape[::2]).transpose(0, 1)
-
-
-class Joining(Summing):
-    """Mixed in where a message joins a row with the edge's features."""
-
-    done_by = "message_sum: its message joins a row with the edge's features"
-
-    def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
-        found = joined_of(made_from(type(self)))
-        assert found is not None
-        name = None if found.weight is None else found.weight.name
-        reduce = self._reduction(edge_index, kwargs, {"x", found.edge, name})
-        edge = kwargs.get(found.edge)
-        if (
-            reduce not in ("sum", "mean")
-            or type(edge) is not Tensor
-            or edge.layout != torch.strided
-            or edge.dim() != 2
-            or edge.size(0) != edge_index.size(1)
-        ):
-            return None
-        x_src, _, num_dst, ok = sizes(self, kwargs.get("x"), size)
-        weight = None
-        if found.weight is not None:
-            weight = _per_edge(
-                found.weight, kwargs.get(found.weight.name or ""), edge_index
-            )
-            if weight is None or wants_grad(weight):
-                return None
-        adj = _graph(self, x_src, edge_index, num_dst, weight) if ok else None
-        if adj is None:
-            return None
-        through = None if found.through is None else getattr(self, found.through)
-        return joined_sum(adj, found.kind, x_src, edge, through, weight, reduce)
-
-
-def _per_edge(found: Weight, weight: Any, edge_index: Tensor) -> Tensor | None:
-    """A weight ``[E]``; ``None`` if it has another shape than the message takes."""
-    if not isinstance(weight, Tensor) or weight.numel() != edge_index.size(-1):
-        return None
-    return weight.reshape(-1) if weight.dim() == 1 or found.flattens else None
-
-
-def _graph(
-    layer: Any, x_src: Any, edge_index: Tensor, num_dst: int | None, weight: Any
-) -> Adj | None:
-    try:
-        adj = graph_for(layer, x_src, edge_index, num_dst, weight)
-    except EdgeIndexError:
-        return None  # PyG words its own
-    return None if adj is None or adj.graph is None else adj
-
-
-class Splitting(Summing):
-    """Mixed in where a message is a network of rows side by side: see ``networks``."""
-
-    done_by = (
-        "the linear layers of its network per node, not per edge, where they may be"
-    )
-
-    def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
-        found = network_of(made_from(type(self)))
-        assert found is not None
-        if self._looked_into(edge_index):
-            return None
-        layer: Any = self
-        known = layer._check_input(edge_index, size)
-        target = self.flow == "source_to_target"
-        index = {"_i": edge_index[int(target)], "_j": edge_index[int(not target)]}
-        rows = {}
-        for name in found.rows:
-            x = self._end(name, known, kwargs)
-            if x is None or not _served(x, index["_i"], index["_i"].numel()):
-                return None
-            rows[name] = x
-        edges: dict[str, Any] = {n: kwargs.get(n) for n in found.edges}
-        if any(
-            type(e) is not Tensor or e.dim() != 2 or e.size(0) != index["_i"].size(0)
-            for e in edges.values()
-        ):
-            return None
-        ready = split.split(getattr(self, found.name), found.parts, rows, edges)
-        if ready is None:
-            return None
-        rest = ready.rest
-        cls: Any = type(self)
-        kind: Any = type(self.aggr_module)
-        kind = made_from(kind) or kind
-        stock = cls.aggregate is MessagePassing.aggregate
-        last = rest.pop() if stock and split.ends_in_linear(rest, kind) else None
-        mean = kind is aggr.MeanAggregation
-        try:
-            out = None
-            adds_up = stock and REDUCE_OF.get(kind) in ("sum", "mean")
-            if adds_up and split.only_relu(rest):
-                out = self._unwritten(ready, edge_index, known, mean)
-            if out is None:
-                messages = split.through(rest, split.written(ready, index))
-        except EdgeIndexError:
-            return None  # PyG words its own
-        wanted = layer.inspector.get_flat_param_names(
-            ["aggregate", "update"], exclude=layer.special_args
-        )
-        collected = layer._collect(wanted, edge_index, known, kwargs)
-        collect = layer.inspector.collect_param_data
-        if out is None:
-            if last is not None and not split.takes(last, messages, index["_i"]):
-                messages, last = last(messages), None
-            out = layer.aggregate(messages, **collect("aggregate", collected))
-        if last is not None:
-            out = split.after_reduction(last, out, index["_i"], mean)
-        return layer.update(out, **collect("update", collected))
-
-    def _unwritten(
-        self, ready: split.Split, edge_index: Tensor, size: list[Any], mean: bool
-    ) -> Tensor | None:
-        """The reduced messages, if that can be done without writing them down."""
-        i = int(self.flow == "source_to_target")
-        x = ready.nodes.get("_j")
-        if x is None:
-            return None
-        num_dst = size[1 - i] if size[i] is None else size[i]
-        adj = _graph(self, x, edge_index, num_dst, None)
-        return None if adj is None else split.summed(ready, adj, mean)
-
-    def _end(self, name: str, size: Any, kwargs: dict[str, Any]) -> Tensor | None:
-        """Features of the nodes at one end, as PyG's ``_collect`` finds them."""
-        layer: Any = self
-        x: Any = kwargs.get(name[:-2])
-        dim = int((name[-2:] == "_i") == (self.flow == "source_to_target"))
-        if isinstance(x, (tuple, list)):
-            if len(x) != 2:
-                return None
-            if isinstance(x[1 - dim], Tensor):
-                layer._set_size(size, 1 - dim, x[1 - dim])
-            x = x[dim]
-        if not is_served(x):
-            return None
-        layer._set_size(size, dim, x)
-        return x
-
-
-def _observed(layer: Any) -> bool:
-    """Whether somebody wants to see messages, or replaced a method on the instance."""
-    state = vars(layer)
-    return (
-        state["_explain"]
-        or layer.decomposed_layers > 1
-        or hooked_method(layer) is not None
-        or any(name in state for name in ("message", "aggregate", "update"))
-        or watched(layer.aggr_module)
-    )
-
-
-def _comes_back(index: Tensor) -> bool:
-    lifts: list[int] = remember(index, "lifts", lambda: [0])
-    lifts[0] += 1
-    return lifts[0] > _USUAL
-
-
-def _served(x: Tensor, index: Tensor, size: int) -> bool:
-    return (
-        size >= WORTH
-        and x.device.type == "cpu"
-        and index.device == x.device
-        and index.dtype in (torch.int64, torch.int32)
-        and not torch.compiler.is_compiling()
-        and not kernels.transforming(x)
-        and kernels.pick_for(x) is kernels.native
-        and (size >= WORTH_NEW or index.numel() >= WORTH_NEW_ROWS or _comes_back(index))
-    )
+from gnnaccel.nn.stand_in import StandIn
+from gnnaccel.nn.summing import Joining, Multiplying, Splitting
 
 
 def generic(cls: Any) -> type | None:
@@ -362,14 +35,14 @@ def generic(cls: Any) -> type | None:
         if cls._index_select is not MessagePassing._index_select:
             return None
         if weight_of(cls) is not None:
-            return _made(Multiplying, cls)
+            return make(Multiplying, cls)
         if joined_of(cls) is not None:
-            return _made(Joining, cls)
-        return _made(Lifting if network_of(cls) is None else Splitting, cls)
+            return make(Joining, cls)
+        return make(Lifting if network_of(cls) is None else Splitting, cls)
     if issubclass(cls, Aggregation) or cls.__module__.startswith(
         "torch_geometric.nn.pool."
     ):
-        return _made(Reaching, cls)
+        return make(Reaching, cls)
     return None
 
 
@@ -391,30 +64,6 @@ def reaching(cls: Any) -> type | None:
     ):
         return None
     try:
-        return _made(Reaching, cls)
+        return make(Reaching, cls)
     except Exception:  # whatever a metaclass or __init_subclass__ thinks of it
         return None
-
-
-@cache
-def _made(mixin: Any, cls: Any) -> type:
-    names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
-    if issubclass(cls, MessagePassing):
-        names |= replacing(cls)
-    made = type(cls.__name__, (mixin, cls), names)
-    made.__qualname__ = cls.__qualname__
-    return made
-
-
-def made_from(cls: type) -> type | None:
-    """What :func:`generic` was given to make ``cls``; ``None`` if it did not."""
-    return (
-        cls.__bases__[-1]
-        if cls.__bases__[0] in (Lifting, Multiplying, Joining, Splitting, Reaching)
-        else None
-    )
-
-
-def _new(cls: type) -> Any:
-    made: Any = generic(cls) or reaching(cls)
-    return made.__new__(made)

@@ -1,0 +1,141 @@
+"""Classes made of others, whose rows are lifted to edges by our gather.
+
+PyG's ``propagate`` stays as it is, with its hooks, and so do ``message`` and
+``update``: messages are made for every edge, in the order in which the edges stand.
+Only how rows are lifted to edges and how messages are reduced (by way of
+:mod:`gnnaccel.nn.reach`) changes. Both go over the grouping of the ``edge_index``,
+which is made once, and their gradients are each other.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+from gnnaccel import kernels
+from gnnaccel.cache import remember
+from gnnaccel.errors import EdgeIndexError
+from gnnaccel.nn import reach
+from gnnaccel.nn.replaced import replacing
+from gnnaccel.nn.stand_in import LayerStandIn, StandIn
+from gnnaccel.ops.gather import gather
+
+#: Numbers in a lifted tensor from which a grouping that is there pays.
+WORTH = 1 << 15
+#: Numbers, or rows, from which it pays to make one for an index that may not come back.
+WORTH_NEW = 1 << 19
+WORTH_NEW_ROWS = 1 << 13
+#: Lifts after which an index is expected to come back.
+_USUAL = 8
+
+
+class Copied(StandIn):
+    """Copies and pickles of an instance name the class it was made from."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """See :meth:`object.__reduce_ex__`."""
+        made: Any = super().__reduce_ex__(protocol)
+        if made[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            return made  # a way of its own
+        cls: Any = type(self)
+        return (_new, (cls.__bases__[0], made_from(cls)), *made[2:])
+
+
+class Reaching(Copied):
+    """Mixed into any class of modules: while one runs, PyG's functions are ours."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """See :meth:`torch.nn.Module.__call__`."""
+        call: Any = super().__call__  # type: ignore[misc]
+        if torch.compiler.is_compiling():
+            return call(*args, **kwargs)
+        outer = reach.enter()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            reach.leave(outer)
+
+
+class Lifting(Reaching, LayerStandIn):
+    """Mixed into a message passing class: lifts rows by :func:`gnnaccel.ops.gather`."""
+
+    #: What computes the layer, for people.
+    done_by: ClassVar[str] = "its own messages, our gather and reductions"
+    node_dim: int
+
+    def _index_select(self, src: Tensor, index: Tensor) -> Tensor:
+        if (
+            not torch.jit.is_tracing()  # type: ignore[attr-defined]
+            and type(index) is Tensor
+            and src.dim() > 1
+            and self.node_dim in (0, -src.dim())
+            and served(src, index, index.numel() * (src.numel() // max(src.size(0), 1)))
+        ):
+            try:
+                return gather(src, index)
+            except EdgeIndexError:
+                pass  # PyG words its own
+        selected: Tensor = super()._index_select(src, index)  # type: ignore[misc]
+        return selected
+
+
+def _comes_back(index: Tensor) -> bool:
+    lifts: list[int] = remember(index, "lifts", lambda: [0])
+    lifts[0] += 1
+    return lifts[0] > _USUAL
+
+
+def served(x: Tensor, index: Tensor, size: int) -> bool:
+    """Whether our kernels serve a lift or a reduction, and pay.
+
+    Args:
+        x: What is lifted or reduced.
+        index: ``[E]``.
+        size: Numbers in the result of a lift.
+    """
+    return (
+        size >= WORTH
+        and x.device.type == "cpu"
+        and index.device == x.device
+        and index.dtype in (torch.int64, torch.int32)
+        and not torch.compiler.is_compiling()
+        and not kernels.transforming(x)
+        and kernels.pick_for(x) is kernels.native
+        and (size >= WORTH_NEW or index.numel() >= WORTH_NEW_ROWS or _comes_back(index))
+    )
+
+
+@cache
+def make(mixin: Any, cls: Any) -> type:
+    """A class of the same name that stands in for ``cls``.
+
+    Args:
+        mixin: What it does otherwise: :class:`Reaching`, or what is made of that.
+        cls: Any class of modules.
+    """
+    names: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__doc__": cls.__doc__,
+        "_made_from": cls,
+    }
+    if issubclass(cls, MessagePassing):
+        names |= replacing(cls)
+    made = type(cls.__name__, (mixin, cls), names)
+    made.__qualname__ = cls.__qualname__
+    return made
+
+
+def made_from(cls: type) -> type | None:
+    """What :func:`make` was given to make ``cls``; ``None`` if it did not."""
+    found: type | None = vars(cls).get("_made_from")
+    return found
+
+
+def _new(mixin: Any, cls: type) -> Any:
+    made: Any = make(mixin, cls)
+    return made.__new__(made)

@@ -1,0 +1,256 @@
+"""Message passing where the layer's code tells what a message is made of.
+
+Each class here is mixed into a user's, reads what was found in ``message``, and does in
+``propagate`` what comes to the same; or leaves it to PyG.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing, aggr
+
+from gnnaccel.errors import EdgeIndexError
+from gnnaccel.nn import split
+from gnnaccel.nn.fused import (
+    REDUCE_OF,
+    graph_for,
+    hooked_method,
+    is_served,
+    sizes,
+    watched,
+)
+from gnnaccel.nn.joined import joined_sum
+from gnnaccel.nn.lifting import Lifting, made_from, served
+from gnnaccel.nn.messages import Weight, joined_of, weight_of
+from gnnaccel.nn.neighbours import aggregate
+from gnnaccel.nn.networks import network_of
+from gnnaccel.ops.adj import Adj, wants_grad
+
+
+class Summing(Lifting):
+    """Mixed in where it is known what a message is made of."""
+
+    flow: str
+    aggr_module: torch.nn.Module
+
+    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
+        """See :meth:`torch_geometric.nn.MessagePassing.propagate`."""
+        out = self._sum(edge_index, size, kwargs)
+        if out is None:
+            out = super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
+        return out
+
+    def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+        """What is asked for; ``None`` where the layer's own path is needed."""
+        raise NotImplementedError
+
+    def _looked_into(self, edge_index: Any) -> bool:
+        """Whether somebody wants to see each message, or it is another path's graph."""
+        return (
+            type(edge_index) is not Tensor
+            or edge_index.layout != torch.strided
+            or edge_index.dim() != 2
+            or self.node_dim not in (-2, 0)
+            or _observed(self)
+            or torch.compiler.is_compiling()
+            or torch.jit.is_tracing()  # type: ignore[attr-defined]
+        )
+
+    def _reduction(
+        self, edge_index: Any, kwargs: dict[str, Any], names: set[str | None]
+    ) -> str | None:
+        """How messages are reduced, if that can be done without writing them down.
+
+        Args:
+            edge_index: What the user passed.
+            kwargs: What else; only ``names`` are known.
+            names: Of arguments.
+        """
+        if kwargs.keys() - names or self._looked_into(edge_index):
+            return None
+        kind = type(self.aggr_module)
+        return REDUCE_OF.get(made_from(kind) or kind)
+
+
+class Multiplying(Summing):
+    """Mixed in where a message is a row times a weight: sums by a sparse product."""
+
+    done_by = "spmm: its message is a row times a weight"
+
+    def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+        found = weight_of(made_from(type(self)))
+        assert found is not None
+        reduce = self._reduction(edge_index, kwargs, {"x", found.name})
+        if reduce is None:
+            return None
+        x = kwargs.get("x")
+        shape = None
+        if isinstance(x, Tensor) and x.dim() == 3 and self.node_dim == -2:
+            shape = x.shape  # [K, N, F]: one graph, all its columns side by side
+            x = x.transpose(0, 1).flatten(1)
+        x_src, _, num_dst, ok = sizes(self, x, size)
+        weight = None if found.name is None else kwargs.get(found.name)
+        if isinstance(weight, Tensor):
+            weight = _per_edge(found, weight, edge_index)
+            if weight is None:
+                return None
+        adj = _graph(self, x_src, edge_index, num_dst, weight) if ok else None
+        if adj is None:
+            return None
+        out = aggregate(adj, x_src, weight, reduce)
+        return out if shape is None else out.unflatten(1, shape[::2]).transpose(0, 1)
+
+
+class Joining(Summing):
+    """Mixed in where a message joins a row with the edge's features."""
+
+    done_by = "message_sum: its message joins a row with the edge's features"
+
+    def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+        found = joined_of(made_from(type(self)))
+        assert found is not None
+        name = None if found.weight is None else found.weight.name
+        reduce = self._reduction(edge_index, kwargs, {"x", found.edge, name})
+        edge = kwargs.get(found.edge)
+        if (
+            reduce not in ("sum", "mean")
+            or type(edge) is not Tensor
+            or edge.layout != torch.strided
+            or edge.dim() != 2
+            or edge.size(0) != edge_index.size(1)
+        ):
+            return None
+        x_src, _, num_dst, ok = sizes(self, kwargs.get("x"), size)
+        weight = None
+        if found.weight is not None:
+            weight = _per_edge(
+                found.weight, kwargs.get(found.weight.name or ""), edge_index
+            )
+            if weight is None or wants_grad(weight):
+                return None
+        adj = _graph(self, x_src, edge_index, num_dst, weight) if ok else None
+        if adj is None:
+            return None
+        through = None if found.through is None else getattr(self, found.through)
+        return joined_sum(adj, found.kind, x_src, edge, through, weight, reduce)
+
+
+def _per_edge(found: Weight, weight: Any, edge_index: Tensor) -> Tensor | None:
+    """A weight ``[E]``; ``None`` if it has another shape than the message takes."""
+    if not isinstance(weight, Tensor) or weight.numel() != edge_index.size(-1):
+        return None
+    return weight.reshape(-1) if weight.dim() == 1 or found.flattens else None
+
+
+def _graph(
+    layer: Any, x_src: Any, edge_index: Tensor, num_dst: int | None, weight: Any
+) -> Adj | None:
+    try:
+        adj = graph_for(layer, x_src, edge_index, num_dst, weight)
+    except EdgeIndexError:
+        return None  # PyG words its own
+    return None if adj is None or adj.graph is None else adj
+
+
+class Splitting(Summing):
+    """Mixed in where a message is a network of rows side by side: see ``networks``."""
+
+    done_by = (
+        "the linear layers of its network per node, not per edge, where they may be"
+    )
+
+    def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+        found = network_of(made_from(type(self)))
+        assert found is not None
+        if self._looked_into(edge_index):
+            return None
+        layer: Any = self
+        known = layer._check_input(edge_index, size)
+        target = self.flow == "source_to_target"
+        index = {"_i": edge_index[int(target)], "_j": edge_index[int(not target)]}
+        rows = {}
+        for name in found.rows:
+            x = self._end(name, known, kwargs)
+            if x is None or not served(x, index["_i"], index["_i"].numel()):
+                return None
+            rows[name] = x
+        edges: dict[str, Any] = {n: kwargs.get(n) for n in found.edges}
+        if any(
+            type(e) is not Tensor or e.dim() != 2 or e.size(0) != index["_i"].size(0)
+            for e in edges.values()
+        ):
+            return None
+        ready = split.split(getattr(self, found.name), found.parts, rows, edges)
+        if ready is None:
+            return None
+        rest = ready.rest
+        cls: Any = type(self)
+        kind: Any = type(self.aggr_module)
+        kind = made_from(kind) or kind
+        stock = cls.aggregate is MessagePassing.aggregate
+        last = rest.pop() if stock and split.ends_in_linear(rest, kind) else None
+        mean = kind is aggr.MeanAggregation
+        try:
+            out = None
+            adds_up = stock and REDUCE_OF.get(kind) in ("sum", "mean")
+            if adds_up and split.only_relu(rest):
+                out = self._unwritten(ready, edge_index, known, mean)
+            if out is None:
+                messages = split.through(rest, split.written(ready, index))
+        except EdgeIndexError:
+            return None  # PyG words its own
+        wanted = layer.inspector.get_flat_param_names(
+            ["aggregate", "update"], exclude=layer.special_args
+        )
+        collected = layer._collect(wanted, edge_index, known, kwargs)
+        collect = layer.inspector.collect_param_data
+        if out is None:
+            if last is not None and not split.takes(last, messages, index["_i"]):
+                messages, last = last(messages), None
+            out = layer.aggregate(messages, **collect("aggregate", collected))
+        if last is not None:
+            out = split.after_reduction(last, out, index["_i"], mean)
+        return layer.update(out, **collect("update", collected))
+
+    def _unwritten(
+        self, ready: split.Split, edge_index: Tensor, size: list[Any], mean: bool
+    ) -> Tensor | None:
+        """The reduced messages, if that can be done without writing them down."""
+        i = int(self.flow == "source_to_target")
+        x = ready.nodes.get("_j")
+        if x is None:
+            return None
+        num_dst = size[1 - i] if size[i] is None else size[i]
+        adj = _graph(self, x, edge_index, num_dst, None)
+        return None if adj is None else split.summed(ready, adj, mean)
+
+    def _end(self, name: str, size: Any, kwargs: dict[str, Any]) -> Tensor | None:
+        """Features of the nodes at one end, as PyG's ``_collect`` finds them."""
+        layer: Any = self
+        x: Any = kwargs.get(name[:-2])
+        dim = int((name[-2:] == "_i") == (self.flow == "source_to_target"))
+        if isinstance(x, (tuple, list)):
+            if len(x) != 2:
+                return None
+            if isinstance(x[1 - dim], Tensor):
+                layer._set_size(size, 1 - dim, x[1 - dim])
+            x = x[dim]
+        if not is_served(x):
+            return None
+        layer._set_size(size, dim, x)
+        return x
+
+
+def _observed(layer: Any) -> bool:
+    """Whether somebody wants to see messages, or replaced a method on the instance."""
+    state = vars(layer)
+    return (
+        state["_explain"]
+        or layer.decomposed_layers > 1
+        or hooked_method(layer) is not None
+        or any(name in state for name in ("message", "aggregate", "update"))
+        or watched(layer.aggr_module)
+    )
