@@ -24,6 +24,7 @@ F, D, H = 3, 2, 4
 def small_counts(monkeypatch):
     """Graphs of a few edges take the path of large ones."""
     monkeypatch.setattr(lifting, "WORTH", 0)
+    monkeypatch.setattr(lifting, "WORTH_NEW", 0)
 
 
 def linear(width):
@@ -51,7 +52,23 @@ def other_start(width):
     return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, H))
 
 
-NETWORKS = (linear, one_hidden, two_hidden)
+def pygs(width):
+    return pyg.MLP([width, 5, H], norm=None)
+
+
+def pygs_one(width):
+    return pyg.MLP([width, H])
+
+
+def pygs_norms(width):
+    return pyg.MLP([width, 5, H], act="elu", act_first=True, plain_last=False)
+
+
+def pygs_random(width):
+    return pyg.MLP([width, 5, H], dropout=[0.5, 0.2], norm=None)
+
+
+NETWORKS = (linear, one_hidden, two_hidden, pygs, pygs_one, pygs_norms)
 
 
 class Layer(pyg.MessagePassing):
@@ -171,8 +188,9 @@ def test_gradients_of_edges_and_of_gradients(aggr):
     torch.testing.assert_close(found[1], found[0])
 
 
-def test_dropout_draws_the_same():
-    layer = Both(random, aggr="mean").double()
+@pytest.mark.parametrize("network", [random, pygs_random])
+def test_dropout_draws_the_same(network):
+    layer = Both(network, aggr="mean").double()
     ours = gnnaccel.optimize(copy.deepcopy(layer))
     results = []
     for each in (layer, ours):
@@ -317,6 +335,15 @@ def test_rows_that_a_later_step_wants():
 
     ours = optimised_alike(Wanting(aggr="sum").double(), *inputs())
     assert isinstance(ours, Lifting)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("aggr", ["sum", "max"])
+@pytest.mark.parametrize("conv", [pyg.EdgeConv, pyg.GINConv])
+def test_fused_layers_look_into_networks(conv, aggr, network):
+    x, edge_index, _ = inputs()
+    width = 2 * F if conv is pyg.EdgeConv else F
+    optimised_alike(conv(network(width), aggr=aggr).double(), x, edge_index)
 
 
 def test_networks_that_begin_with_something_else():

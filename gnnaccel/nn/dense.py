@@ -6,12 +6,14 @@ not take fresh memory for every result and every gradient.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch_geometric.nn.models import MLP
 
 from gnnaccel.kernels import memory, transforming
 from gnnaccel.nn.fused import plain_linear, watched
@@ -90,25 +92,47 @@ def serves(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     )
 
 
-def first_linear(network: Any) -> tuple[Any, list[torch.nn.Module]]:
-    """The plain linear layer that a network begins with, and the modules that follow.
+def first_linear(network: Any) -> tuple[Any, list[Any]]:
+    """The plain linear layer that a network begins with, and what follows.
 
     Args:
-        network: Any callable.
+        network: Any callable; a ``Sequential`` and PyG's ``MLP`` are looked into.
 
     Returns:
+        The layer and the modules, or functions, to be called one after the other;
         ``(None, [])`` if it does not begin with one.
     """
     if plain_linear(network):
         return network, []
-    if (
-        type(network) is torch.nn.Sequential
-        and len(network) > 0
-        and plain_linear(network[0])
-        and not watched(network)
-    ):
-        return network[0], list(network)[1:]
+    steps: list[Any] = []
+    if type(network) is torch.nn.Sequential and not watched(network):
+        steps = list(network)
+    elif type(network) is MLP and not watched(network):
+        steps = _steps(network)
+    if steps and plain_linear(steps[0]):
+        return steps[0], steps[1:]
     return None, []
+
+
+def _steps(mlp: MLP) -> list[Any]:
+    """What an MLP calls one after the other."""
+    steps: list[Any] = []
+    for lin, norm, p in zip(mlp.lins, mlp.norms, mlp.dropout, strict=False):
+        steps.append(lin)
+        act = [] if mlp.act is None else [mlp.act]
+        idle = type(norm) is torch.nn.Identity and not watched(norm)
+        norms = [] if idle else [norm]
+        steps += act + norms if mlp.act_first else norms + act
+        steps += _dropout(mlp, p)
+    if mlp.plain_last:
+        steps += [mlp.lins[-1], *_dropout(mlp, mlp.dropout[-1])]
+    return steps
+
+
+def _dropout(mlp: MLP, p: float) -> list[Any]:
+    if p == 0 or not mlp.training:
+        return []
+    return [functools.partial(F.dropout, p=p, training=True)]
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

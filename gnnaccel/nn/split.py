@@ -37,7 +37,7 @@ class Split(NamedTuple):
     nodes: dict[str, Tensor]
     edges: list[tuple[Tensor, Tensor]]
     bias: Tensor | None
-    rest: list[torch.nn.Module]
+    rest: list[Any]
 
 
 def split(
@@ -125,7 +125,7 @@ def written(found: Split, index: dict[str, Tensor]) -> Tensor:
     return out
 
 
-def only_relu(modules: list[torch.nn.Module]) -> bool:
+def only_relu(modules: list[Any]) -> bool:
     """Whether these modules are a ReLU and, perhaps, a linear layer."""
     return (
         0 < len(modules) <= 2
@@ -162,7 +162,7 @@ def summed(found: Split, adj: Adj, mean: bool) -> Tensor:
     return mean_of(adj, total) if mean else total
 
 
-def through(modules: list[torch.nn.Module], messages: Tensor) -> Tensor:
+def through(modules: list[Any], messages: Tensor) -> Tensor:
     """Passes messages that nobody else holds through modules."""
     for number, module in enumerate(modules):
         if number == 0 and type(module) is torch.nn.ReLU and not watched(module):
@@ -172,7 +172,7 @@ def through(modules: list[torch.nn.Module], messages: Tensor) -> Tensor:
     return messages
 
 
-def ends_in_linear(modules: list[torch.nn.Module], aggregation: Any) -> bool:
+def ends_in_linear(modules: list[Any], aggregation: Any) -> bool:
     """Whether the last of the modules may be left until messages are reduced."""
     reduction = REDUCE_OF.get(aggregation)
     return reduction in ("sum", "mean") and bool(modules) and plain_linear(modules[-1])
