@@ -73,10 +73,25 @@ class HeteroLinear(StandIn, torch_geometric.nn.HeteroLinear):
             )
             # What it takes for sorted and is not, PyG mixes up.
             if not (self.is_sorted and rows.order is not None):
-                out: Tensor = _HeteroLinear.apply(x, self.weight, self.bias, rows)
-                return out
+                return map_by_type(x, self.weight, self.bias, rows)
         stock: Tensor = super().forward(x, type_vec)
         return stock
+
+
+def map_by_type(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Sorted) -> Tensor:
+    """Maps each row by the weight of its type.
+
+    Args:
+        x: ``[N, F]``, float32 or float64.
+        weight: ``[T, F, F']``.
+        bias: ``[T, F']`` or ``None``.
+        rows: The rows of each type.
+
+    Returns:
+        ``[N, F']``.
+    """
+    out: Tensor = _HeteroLinear.apply(x, weight, bias, rows)
+    return out
 
 
 def _sorted(type_vec: Tensor, types: int) -> Sorted:

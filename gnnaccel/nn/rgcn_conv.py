@@ -1,4 +1,4 @@
-"""RGCNConv and FastRGCNConv: one sum over all relations, one dense product."""
+"""RGCNConv and FastRGCNConv: each relation's neighbours summed, mapped, added up."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from torch import Tensor
 
 from gnnaccel.nn import dense
 from gnnaccel.nn.fused import Fused, graph_for
+from gnnaccel.nn.hetero_linear import Sorted, map_by_type
 from gnnaccel.nn.neighbours import aggregate_to_read
-from gnnaccel.nn.relations import with_relations
+from gnnaccel.nn.relations import pairs_of
 from gnnaccel.ops.adj import Adj
+from gnnaccel.ops.product import spmm_sum
 
 
 class _Relational(Fused):
     """``forward`` of both: they have the same parameters and compute the same.
 
-    Destinations are split into pairs with each relation: neighbours are reduced to
-    ``[num_dst * R, F_in]``, and side by side, as ``[num_dst, R * F_in]``, all relations
-    are one product with the weights.
+    Neighbours are reduced for every pair of a destination and a relation that has an
+    edge, ``[P, F_in]``; the pairs of a relation stand together and are mapped by its
+    weight, and each destination adds up its own.
     """
 
-    fused_by = "spmm over pairs of destination and relation, one dense product"
+    fused_by = "spmm into pairs of destination and relation, a dense product for each"
     num_relations: int
     num_bases: int | None
     num_blocks: int | None
@@ -61,34 +63,37 @@ class _Relational(Fused):
         adj = graph_for(self, x_src, edge_index, x_dst.size(0))
         if adj is None or adj.graph is None:
             return None
-        pairs = self._pairs(adj, edge_type)
+        pairs = pairs_of(adj.graph, edge_type, self.num_relations)
         if pairs is None:
             return None
-        neighbours = aggregate_to_read(pairs, x_src, None, self._reduce)
+        count = pairs.bounds[-1]
+        into = Adj(pairs.into, None, adj.num_src, count, adj.reuse)
+        reduced = aggregate_to_read(into, x_src, None, self._reduce)
+        mapped = self._mapped(reduced, Sorted(pairs.bounds, None, None))
+        out = spmm_sum(Adj(pairs.out, None, count, adj.num_dst), mapped)
+        # In place: the sum made `out` for us, and nobody else holds it.
+        if self.root is not None:
+            out.add_(dense.linear(x_dst, self.root.t(), self.bias))
+        elif self.bias is not None:
+            out.add_(self.bias)
+        return out
+
+    def _mapped(self, reduced: Tensor, rows: Sorted) -> Tensor:
+        """The rows of each relation, by its weight."""
         weight = self.weight
         if self.num_bases is not None:
             weight = self.comp @ weight.view(self.num_bases, -1)
         if self.num_blocks is None:
-            wide = neighbours.view(x_dst.size(0), -1)
-            weight = weight.reshape(-1, self.out_channels)
-            out = dense.linear(wide, weight.t(), self.bias)
-        else:
-            blocks = neighbours.view(x_dst.size(0), *weight.shape[:3])
-            out = torch.einsum("nrbc,rbcd->nbd", blocks, weight).flatten(1)
-            out = out if self.bias is None else out + self.bias
-        if self.root is not None:
-            # In place: the product made `out` for us, and nobody else holds it.
-            out.add_(dense.linear(x_dst, self.root.t()))
-        return out
-
-    def _pairs(self, adj: Adj, edge_type: Tensor) -> Adj | None:
-        """The graph from sources to pairs; ``None``: PyG's path is needed."""
-        relations, graph = self.num_relations, adj.graph
-        assert graph is not None
-        found = with_relations(graph, edge_type, relations, False, True)
-        if found is None:
-            return None
-        return Adj(found, None, adj.num_src, adj.num_dst * relations, adj.reuse)
+            weight = weight.view(-1, self.in_channels_l, self.out_channels)
+            return map_by_type(reduced, weight, None, rows)
+        counts = [part.stop - part.start for part in rows.parts()]
+        blocks = reduced.unflatten(1, weight.shape[1:3]).split(counts)
+        return torch.cat(
+            [
+                torch.einsum("pbc,bcd->pbd", block, each).flatten(1)
+                for block, each in zip(blocks, weight, strict=True)
+            ]
+        )
 
 
 class RGCNConv(_Relational, torch_geometric.nn.RGCNConv):
