@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")
     if args.list:
         for case in CASES.values():
-            print(f"{case.name:18}{case.group:9}{case.summary}")
+            print(f"{case.name:18}{case.group:11}{case.summary}")
         return 0
     try:
         chosen = select(args.cases)
