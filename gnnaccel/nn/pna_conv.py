@@ -128,9 +128,10 @@ def _post(
     sizes = [own.size(1)] + [found.size(1)] * len(scale)
     weights = first.weight.split(sizes, dim=1)
     out = dense.linear(own, weights[0], first.bias)
-    for s, weight in zip(scale, weights[1:], strict=True):
-        part = dense.linear(found, weight)
-        out = out + (part if s is None else part * s)
+    parts = dense.linear_all(found, [(weight, None) for weight in weights[1:]])
+    for s, part in zip(scale, parts, strict=True):
+        # In place: nobody else holds what the layer made.
+        out = out.add_(part) if s is None else out.addcmul_(part, s)
     for module in rest:
         out = module(out)
     return out
@@ -144,7 +145,7 @@ def _reduced(adj: Adj, y: Tensor, z: Tensor, part: Any) -> Tensor:
         return reduce_sum_of_ends(adj, y, z, REDUCE_OF[type(part)])
     # What belongs to the destination shifts all its messages: no variance comes of it.
     mean = aggregate(adj, y, None, "mean")
-    variance = aggregate(adj, y * y, None, "mean") - mean * mean
+    variance = aggregate(adj, y * y, None, "mean").addcmul_(mean, mean, value=-1)
     if type(part) is VarAggregation:
         return variance
     # As StdAggregation does.
