@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch._dynamo
 from graphs import ALL, BIPARTITE, SQUARE, random_edges
 from oracles import DTYPES, compare, compare_gradient_layouts
 from torch.autograd import gradcheck, gradgradcheck
@@ -158,7 +159,7 @@ def test_a_hub_is_cut_into_slices(isa, kind, form, name, learnt):
 
 
 @pytest.mark.parametrize(("kind", "form"), KINDS)
-@pytest.mark.parametrize("name", ["double_loops", "wide", "isolated"])
+@pytest.mark.parametrize("name", ["double_loops", "isolated"])
 def test_derivatives(backend, name, kind, form):
     for learnt in (True, False):
         tensors = _tensors(ALL[name], form, 2, 2, learnt)
@@ -298,6 +299,7 @@ def test_gradients_that_are_differentiated(backend, kind, form, own):
 
 @pytest.mark.parametrize(("kind", "form"), KINDS)
 def test_compiles_whole(kind, form):
+    torch._dynamo.reset()  # it counts how often one function is compiled
     case = SQUARE["double_loops"]
     tensors = _tensors(case, form)
     names = list(tensors)
