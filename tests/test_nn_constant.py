@@ -36,7 +36,8 @@ LAYERS = {
     "lg": lambda: pyg.LGConv(),
 }
 #: Sums over neighbours that are left to do at every call.
-LEFT = {"appnp": 2}
+#: Those that take weights in between: a second sum of RGCN is of what they made.
+LEFT = {"appnp": 2, "rgcn": 2}
 WEIGHTED = ("gcn", "gcn_no_loops", "graph", "sg")
 
 

@@ -525,10 +525,16 @@ def test_vmap_and_grad_go_through():
 
 
 def test_classes_that_cannot_be_subclassed_are_left():
-    class Final(nn.Module):
-        def __init_subclass__(cls):
-            raise TypeError("final")
+    class Only(type):
+        def __new__(cls, name, bases, names):
+            if name in seen:
+                raise TypeError("final")
+            seen.add(name)
+            return super().__new__(cls, name, bases, names)
 
+    seen = set()
+
+    class Final(nn.Module, metaclass=Only):
         def forward(self, x):
             return global_max_pool(x, BATCH)
 

@@ -103,7 +103,8 @@ class OwnPropagate(Weighted):
     ],
 )
 def test_what_a_message_is_read_as(cls, found):
-    assert weight_of(cls) == found
+    read = weight_of(cls)
+    assert (None if read is None else read[:2]) == found
 
 
 @settings(deadline=None, max_examples=150)

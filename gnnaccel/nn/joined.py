@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch_geometric.utils
 from torch import Tensor
 
 from gnnaccel.kernels.message import Parts
@@ -47,7 +48,10 @@ def joined_sum(
         if through.bias is not None:
             map_ = torch.cat([map_, through.bias.unsqueeze(0)])
     elif through is not None:
+        entries = edge.size(0)
         edge = dense.apply(through, edge)
+        if type(edge) is not Tensor or edge.dim() == 0 or edge.size(0) != entries:
+            return _broadcast(adj, kind, x, edge, weight, reduce)
     if map_ is None and (edge.shape[1:] != x.shape[1:] or edge.dtype != x.dtype):
         out = _written(adj, kind, x, edge, weight, reduce)
         return out + own * x if own else out
@@ -72,14 +76,25 @@ def _written(
     adj: Adj, kind: str, x: Tensor, edge: Tensor, weight: Tensor | None, reduce: str
 ) -> Tensor:
     """The same with a message per edge, for features that are not as wide as rows."""
-    index = adj.edge_index if adj.graph is None else adj.graph.edge_index
-    assert index is not None
     if kind == "mul" and edge.shape[1:] == (1,) and edge.dtype == x.dtype:
         column = edge.squeeze(1) if weight is None else edge.squeeze(1) * weight
         return aggregate(adj, x, column, reduce)
+    return _broadcast(adj, kind, x, edge, weight, reduce)
+
+
+def _broadcast(
+    adj: Adj, kind: str, x: Tensor, edge: Any, weight: Tensor | None, reduce: str
+) -> Tensor:
+    """The same for features of any shape that a module may make of edges'."""
+    index = adj.edge_index if adj.graph is None else adj.graph.edge_index
+    assert index is not None
     messages = gather(x, index[0])
     messages = messages * edge if kind == "mul" else messages + edge
     messages = messages.relu() if kind == "add_relu" else messages
     if weight is not None:
         messages = messages * weight.unsqueeze(-1)
+    if messages.dim() != 2:
+        return torch_geometric.utils.scatter(
+            messages, index[1].long(), -2, adj.num_dst, reduce
+        )
     return scatter(messages, index[1], adj.num_dst, reduce)

@@ -34,12 +34,21 @@ WORTH_NEW_ROWS = 1 << 13
 _USUAL = 8
 
 
+#: Attribute of the classes that :func:`make` made.
+_MADE_FROM = "_gnnaccel_made_from"
+
+
 class Copied(StandIn):
     """Copies and pickles of an instance name the class it was made from."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Our classes are none of a user's: nothing for a register of these."""
+        if _MADE_FROM not in vars(cls):
+            super().__init_subclass__(**kwargs)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """See :meth:`object.__reduce_ex__`."""
-        made: Any = super().__reduce_ex__(protocol)
+        made: Any = super().__reduce_ex__(max(protocol, 2))
         if made[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
             return made  # a way of its own
         cls: Any = type(self)
@@ -51,6 +60,9 @@ class Reaching(Copied):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """See :meth:`torch.nn.Module.__call__`."""
+        if not isinstance(self, Reaching):
+            # Restored since: torch.compile holds on to the bound method.
+            return type(self).__call__(self, *args, **kwargs)
         call: Any = super().__call__  # type: ignore[misc]
         if torch.compiler.is_compiling():
             return call(*args, **kwargs)
@@ -121,7 +133,7 @@ def make(mixin: Any, cls: Any) -> type:
     names: dict[str, Any] = {
         "__module__": cls.__module__,
         "__doc__": cls.__doc__,
-        "_made_from": cls,
+        _MADE_FROM: cls,
     }
     if issubclass(cls, MessagePassing):
         names |= replacing(cls)
@@ -132,7 +144,7 @@ def make(mixin: Any, cls: Any) -> type:
 
 def made_from(cls: type) -> type | None:
     """What :func:`make` was given to make ``cls``; ``None`` if it did not."""
-    found: type | None = vars(cls).get("_made_from")
+    found: type | None = vars(cls).get(_MADE_FROM)
     return found
 
 

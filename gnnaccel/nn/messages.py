@@ -8,15 +8,12 @@ layer is called, no message has to be written down.
 from __future__ import annotations
 
 import ast
-import inspect
-import textwrap
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch_geometric.nn import MessagePassing
 
-from gnnaccel.nn.stand_in import written_by_pyg
+from gnnaccel.nn.stand_in import of_methods, parsed, written_by_pyg
 
 ROW = "x_j"
 
@@ -27,10 +24,12 @@ class Weight(NamedTuple):
     Attributes:
         name: The argument, one number per edge; ``None``: nothing, it is ``x_j``.
         flattens: Whether it may have any shape, else it is ``[E]``.
+        optional: Whether the message is the row where it is ``None``.
     """
 
     name: str | None
     flattens: bool = False
+    optional: bool = False
 
 
 class Joined(NamedTuple):
@@ -49,7 +48,7 @@ class Joined(NamedTuple):
     weight: Weight | None = None
 
 
-@cache
+@of_methods
 def weight_of(cls: Any) -> Weight | None:
     """Finds the weight in ``message`` of a message passing class.
 
@@ -66,7 +65,7 @@ def weight_of(cls: Any) -> Weight | None:
     return _weight(value, names)
 
 
-@cache
+@of_methods
 def joined_of(cls: Any) -> Joined | None:
     """Finds what ``message`` of a message passing class joins a row with.
 
@@ -81,6 +80,7 @@ def joined_of(cls: Any) -> Joined | None:
     if value is None:
         return None
     functions = getattr(cls.message, "__globals__", {})
+    functions = {n: f for n, f in functions.items() if n not in names}
     match value:
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             for column, message in ((left, right), (right, left)):
@@ -108,11 +108,8 @@ def _returned(cls: Any) -> tuple[Any, set[str]]:
     nothing: tuple[Any, set[str]] = (None, set())
     if not _else_stock(cls):
         return nothing
-    try:
-        (function,) = ast.parse(textwrap.dedent(inspect.getsource(cls.message))).body
-    except (OSError, TypeError, SyntaxError, ValueError):
-        return nothing
-    if not isinstance(function, ast.FunctionDef) or function.decorator_list:
+    function = parsed(cls.message)
+    if function is None:
         return nothing
     body = function.body
     if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
@@ -173,7 +170,11 @@ def _named(value: Any, functions: dict[str, Any]) -> Any:
 
 
 def _per_edge(name: str, names: set[str]) -> bool:
-    return name in names and name[-2:] not in ("_i", "_j")
+    return (
+        name in names
+        and name[-2:] not in ("_i", "_j")
+        and name not in MessagePassing.special_args
+    )
 
 
 def _weight(value: Any, names: set[str]) -> Weight | None:
@@ -195,7 +196,9 @@ def _weight(value: Any, names: set[str]) -> Weight | None:
             orelse=product,
         ) if _is_row(row):
             found = _weight(product, names)
-            return found if found is not None and found.name == name else None
+            if found is None or found.name != name:
+                return None
+            return found._replace(optional=True)
     return None
 
 

@@ -7,15 +7,13 @@ look like; see :mod:`gnnaccel.nn.split` for what that is good for.
 from __future__ import annotations
 
 import ast
-import inspect
-import textwrap
-from functools import cache
+import copy
 from typing import Any, NamedTuple
 
 import torch
 from torch_geometric.nn import MessagePassing
 
-from gnnaccel.nn.stand_in import written_by_pyg
+from gnnaccel.nn.stand_in import of_methods, parsed, written_by_pyg
 
 _CATS = (torch.cat, torch.concat, torch.concatenate)
 
@@ -54,7 +52,7 @@ class Network(NamedTuple):
         return {part.plus for part in self.parts if not is_end(part.plus)}
 
 
-@cache
+@of_methods
 def network_of(cls: Any) -> Network | None:
     """Reads the network in ``message`` of a message passing class.
 
@@ -67,17 +65,13 @@ def network_of(cls: Any) -> Network | None:
     """
     if not (cls.propagate is MessagePassing.propagate or written_by_pyg(cls.propagate)):
         return None
-    try:
-        (function,) = ast.parse(textwrap.dedent(inspect.getsource(cls.message))).body
-        known = dict(cls.message.__globals__)
-        for name in cls.message.__code__.co_freevars:
-            known.pop(name, None)  # something else of that name
-    except (AttributeError, OSError, TypeError, SyntaxError, ValueError):
-        return None
-    if not isinstance(function, ast.FunctionDef) or function.decorator_list:
+    function = parsed(cls.message)
+    if function is None:
         return None
     value = _returned(function)
     names = {argument.arg for argument in function.args.args[1:]}
+    # An argument of that name is something else.
+    known = {n: v for n, v in cls.message.__globals__.items() if n not in names}
     match value:
         case ast.Call(
             func=ast.Attribute(value=ast.Name(id="self"), attr=name),
@@ -100,19 +94,26 @@ def network_of(cls: Any) -> Network | None:
 def _returned(function: ast.FunctionDef) -> Any:
     """What a function returns, names that it gave on the way filled in."""
     given: dict[str, Any] = {}
+    unused: set[str] = set()
 
     class Filled(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> Any:
-            return given.get(node.id, node)
+            unused.discard(node.id)
+            return copy.deepcopy(given.get(node.id, node))
 
     for number, statement in enumerate(function.body):
         match statement:
             case ast.Expr(value=ast.Constant()) if number == 0:
                 pass  # the docstring
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                given[name] = Filled().visit(value)
+                filled = Filled().visit(copy.deepcopy(value))
+                if name in unused:
+                    return None  # what it was may have done something
+                given[name] = filled
+                unused.add(name)
             case ast.Return(value=value) if value is not None:
-                return Filled().visit(value)
+                filled = Filled().visit(copy.deepcopy(value))
+                return None if unused else filled
             case _:
                 return None
     return None

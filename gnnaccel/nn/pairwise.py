@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gnnaccel.nn import dense
 from gnnaccel.nn.neighbours import aggregate
+from gnnaccel.nn.split import middle_of
 from gnnaccel.ops.adj import Adj, wants_grad
 from gnnaccel.ops.extreme import run_extreme, split
 from gnnaccel.ops.function import Function
@@ -38,7 +39,7 @@ def difference_ends(linear: Any, x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, 
     first, second = linear.weight.chunk(2, dim=1)
     # About their mean, which cancels: far from the origin, differences would drown in
     # the rounding of what they are the difference of.
-    middle = x_dst.detach().mean(0) if x_dst.size(0) else x_dst.new_zeros(x_dst.size(1))
+    middle = middle_of(x_dst)
     y = dense.linear(x_src - middle, second)
     z = dense.linear(x_dst, first, linear.bias) - dense.linear(x_dst - middle, second)
     return y, z

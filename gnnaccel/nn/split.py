@@ -99,9 +99,15 @@ def _centred(part: Part, rows: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
     """
     if part.minus is None:
         return [(part.plus, rows[part.plus])]
-    x = rows[part.minus].detach()
-    middle = x.mean(0) if x.size(0) else x.new_zeros(x.size(1))
+    middle = middle_of(rows[part.minus])
     return [(name, rows[name] - middle) for name in part.names]
+
+
+def middle_of(x: Tensor) -> Tensor:
+    """The mean of rows; 0 in a column that has none, which must not reach all rows."""
+    if not x.size(0):
+        return x.new_zeros(x.size(1))
+    return x.detach().mean(0).nan_to_num_(0.0, 0.0, 0.0)
 
 
 def written(found: Split, index: dict[str, Tensor]) -> Tensor:

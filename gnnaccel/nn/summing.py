@@ -27,6 +27,7 @@ from gnnaccel.nn.lifting import Lifting, made_from, served
 from gnnaccel.nn.messages import Weight, joined_of, weight_of
 from gnnaccel.nn.neighbours import aggregate
 from gnnaccel.nn.networks import network_of
+from gnnaccel.nn.stand_in import stock_of
 from gnnaccel.ops.adj import Adj, wants_grad
 
 
@@ -46,6 +47,21 @@ class Summing(Lifting):
     def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
         """What is asked for; ``None`` where the layer's own path is needed."""
         raise NotImplementedError
+
+    def _found(self, read: Any) -> Any:
+        """What ``read`` finds in the code of the class that we stand in for.
+
+        ``None`` where a class was made of ours, or its methods were replaced, and the
+        code is another now.
+        """
+        cls: Any = type(self)
+        stock = stock_of(cls)
+        if any(
+            getattr(cls, name) is not getattr(stock, name)
+            for name in ("message", "aggregate", "update")
+        ):
+            return None
+        return read(stock)
 
     def _looked_into(self, edge_index: Any) -> bool:
         """Whether somebody wants to see each message, or it is another path's graph."""
@@ -81,8 +97,9 @@ class Multiplying(Summing):
     done_by = "spmm: its message is a row times a weight"
 
     def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
-        found = weight_of(made_from(type(self)))
-        assert found is not None
+        found = self._found(weight_of)
+        if found is None:
+            return None
         reduce = self._reduction(edge_index, kwargs, {"x", found.name})
         if reduce is None:
             return None
@@ -93,7 +110,10 @@ class Multiplying(Summing):
             x = x.transpose(0, 1).flatten(1)
         x_src, _, num_dst, ok = sizes(self, x, size)
         weight = None if found.name is None else kwargs.get(found.name)
-        if isinstance(weight, Tensor):
+        if found.name is not None and weight is None:
+            if not found.optional or found.name not in kwargs:
+                return None
+        elif isinstance(weight, Tensor):
             weight = _per_edge(found, weight, edge_index)
             if weight is None:
                 return None
@@ -110,8 +130,9 @@ class Joining(Summing):
     done_by = "message_sum: its message joins a row with the edge's features"
 
     def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
-        found = joined_of(made_from(type(self)))
-        assert found is not None
+        found = self._found(joined_of)
+        if found is None:
+            return None
         name = None if found.weight is None else found.weight.name
         reduce = self._reduction(edge_index, kwargs, {"x", found.edge, name})
         edge = kwargs.get(found.edge)
@@ -163,9 +184,8 @@ class Splitting(Summing):
     )
 
     def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
-        found = network_of(made_from(type(self)))
-        assert found is not None
-        if self._looked_into(edge_index):
+        found = self._found(network_of)
+        if found is None or self._looked_into(edge_index):
             return None
         layer: Any = self
         known = layer._check_input(edge_index, size)
@@ -252,5 +272,5 @@ def _observed(layer: Any) -> bool:
         or layer.decomposed_layers > 1
         or hooked_method(layer) is not None
         or any(name in state for name in ("message", "aggregate", "update"))
-        or watched(layer.aggr_module)
+        or (layer.aggr_module is not None and watched(layer.aggr_module))
     )
