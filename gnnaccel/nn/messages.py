@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch_geometric.nn import MessagePassing
 
-from gnnaccel.nn.stand_in import of_methods, parsed, written_by_pyg
+from gnnaccel.nn.reading import (
+    globals_of,
+    named,
+    of_methods,
+    parsed,
+    stock_propagate,
+)
 
 ROW = "x_j"
 
@@ -79,8 +85,7 @@ def joined_of(cls: Any) -> Joined | None:
     value, names = _returned(cls)
     if value is None:
         return None
-    functions = getattr(cls.message, "__globals__", {})
-    functions = {n: f for n, f in functions.items() if n not in names}
+    functions = globals_of(cls.message, names)
     match value:
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             for column, message in ((left, right), (right, left)):
@@ -96,7 +101,7 @@ def _else_stock(cls: Any) -> bool:
     return (
         cls.update is MessagePassing.update
         and cls.aggregate is MessagePassing.aggregate
-        and (cls.propagate is MessagePassing.propagate or written_by_pyg(cls.propagate))
+        and stock_propagate(cls)
     )
 
 
@@ -155,18 +160,8 @@ def _joined(value: Any, names: set[str], functions: dict[str, Any]) -> Joined | 
 
 def _is_relu(function: Any, functions: dict[str, Any]) -> bool:
     """Whether an expression names torch's ReLU, as ``F.relu`` and ``torch.relu`` do."""
-    found = _named(function, functions)
+    found = named(function, functions)
     return found is torch.relu or found is torch.nn.functional.relu
-
-
-def _named(value: Any, functions: dict[str, Any]) -> Any:
-    """What ``name`` or ``module.name`` stands for; ``None`` if nothing."""
-    match value:
-        case ast.Name(id=name):
-            return functions.get(name)
-        case ast.Attribute(value=module, attr=name):
-            return getattr(_named(module, functions), name, None)
-    return None
 
 
 def _per_edge(name: str, names: set[str]) -> bool:

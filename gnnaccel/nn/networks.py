@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch_geometric.nn import MessagePassing
 
-from gnnaccel.nn.stand_in import of_methods, parsed, written_by_pyg
+from gnnaccel.nn.reading import (
+    globals_of,
+    named,
+    of_methods,
+    parsed,
+    stock_propagate,
+)
 
 _CATS = (torch.cat, torch.concat, torch.concatenate)
 
@@ -63,15 +69,14 @@ def network_of(cls: Any) -> Network | None:
         The network; ``None`` if the message is anything else, or if its code isn't to
         be had.
     """
-    if not (cls.propagate is MessagePassing.propagate or written_by_pyg(cls.propagate)):
+    if not stock_propagate(cls):
         return None
     function = parsed(cls.message)
     if function is None:
         return None
     value = _returned(function)
     names = {argument.arg for argument in function.args.args[1:]}
-    # An argument of that name is something else.
-    known = {n: v for n, v in cls.message.__globals__.items() if n not in names}
+    known = globals_of(cls.message, names)
     match value:
         case ast.Call(
             func=ast.Attribute(value=ast.Name(id="self"), attr=name),
@@ -83,7 +88,7 @@ def network_of(cls: Any) -> Network | None:
                 )
             ],
             keywords=[],
-        ) if _named(cat, known) in _CATS and _last_dim(rest, keywords):
+        ) if named(cat, known) in _CATS and _last_dim(rest, keywords):
             parts = tuple(_part(item, names) for item in items)
             if not any(part is None for part in parts):
                 network = Network(name, parts)  # type: ignore[arg-type]
@@ -116,16 +121,6 @@ def _returned(function: ast.FunctionDef) -> Any:
                 return None if unused else filled
             case _:
                 return None
-    return None
-
-
-def _named(function: Any, known: dict[str, Any]) -> Any:
-    """What ``name`` or ``module.name`` stands for among the names of a module."""
-    match function:
-        case ast.Name(id=name):
-            return known.get(name)
-        case ast.Attribute(value=ast.Name(id=module), attr=name):
-            return getattr(known.get(module), name, None)
     return None
 
 

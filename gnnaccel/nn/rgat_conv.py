@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gnnaccel.kernels.attention import Inputs, Score
 from gnnaccel.nn import dense
-from gnnaccel.nn.attention import Attends, attention_graph
+from gnnaccel.nn.attention import Attends, attention_graph, edge_features
 from gnnaccel.nn.fused import is_served
 from gnnaccel.nn.relations import with_relations
 from gnnaccel.ops.adj import Adj
@@ -121,15 +121,7 @@ class RGATConv(Attends, torch_geometric.nn.RGATConv):
 
     def _of_edges(self, x: Tensor, edge_attr: Any, edges: int) -> Tensor | None:
         """What edge features add to the logits, ``[E, H]``."""
-        if not (
-            self.lin_edge is not None
-            and isinstance(edge_attr, Tensor)
-            and edge_attr.layout == torch.strided
-            and edge_attr.dim() in (1, 2)
-            and edge_attr.size(0) == edges
-            and edge_attr.dtype == x.dtype
-            and edge_attr.device == x.device
-        ):
+        if not edge_features(self.lin_edge, edge_attr, x, edges):
             return None
         wide = edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
         return dense.apply(self.lin_edge, wide) @ self.e
