@@ -16,8 +16,7 @@ from gnnaccel import kernels
 from gnnaccel.cache import remember
 from gnnaccel.errors import EdgeIndexError
 from gnnaccel.graph import grouping_of
-from gnnaccel.kernels.grouping import Grouping
-from gnnaccel.ops.gather import Groups, reduce_groups
+from gnnaccel.ops.gather import Groups, are_runs, groups_of_runs, reduce_groups
 from gnnaccel.ops.softmax import softmax_groups
 
 #: Numbers from which each pays even where the index is new at every call. torch adds
@@ -177,12 +176,6 @@ def _runs(ptr: Any, src: Tensor) -> Groups | None:
     entries = src.size(0)
 
     def build() -> Groups | None:
-        counts = ptr[1:] - ptr[:-1]
-        if int(ptr[0]) != 0 or int(ptr[-1]) != entries or bool((counts < 0).any()):
-            return None
-        longest = int(counts.max()) if counts.numel() else 0
-        # A copy: what is remembered of a tensor must not keep it alive.
-        grouping = Grouping(ptr.clone(), None, None, entries, entries, longest)
-        return Groups(grouping.row, grouping)
+        return groups_of_runs(ptr, entries) if are_runs(ptr, entries) else None
 
     return remember(ptr, ("runs", entries), build)

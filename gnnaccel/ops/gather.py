@@ -110,12 +110,12 @@ def segment(x: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
             "Expected 'ptr' to be a non-empty integer vector (got shape "
             f"{list(ptr.shape)}, {ptr.dtype})"
         )
-    counts = ptr[1:] - ptr[:-1]
     if tracing(x, ptr):
+        counts = ptr[1:] - ptr[:-1]
         groups = torch.arange(counts.numel(), device=x.device)
         index = groups.repeat_interleave(counts, output_size=x.size(0))
         return _scatter_traced(x, index, counts.numel(), reduce)
-    if int(ptr[0]) != 0 or int(ptr[-1]) != x.size(0) or bool((counts < 0).any()):
+    if not are_runs(ptr, x.size(0)):
         raise ValueError(
             f"Expected 'ptr' to rise from 0 to {x.size(0)}, the rows of 'x' (got "
             f"{int(ptr[0])} to {int(ptr[-1])})"
@@ -128,11 +128,9 @@ def segment(x: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
         # PyG takes torch-scatter's then, which gives the gradient to one of the ties.
         out: Tensor = torch_geometric.utils.segment(x, ptr.long(), reduce)
         return out
-    longest = int(counts.max()) if counts.numel() else 0
-    entries = x.size(0)
-    grouping = Grouping(ptr.contiguous(), None, None, entries, entries, longest)
     # Unlike scatter's, the gradient of runs has no tie with a zero to start from.
-    return reduce_groups(x, Groups(grouping.row, grouping), reduce, zero_ties=False)
+    runs = groups_of_runs(ptr, x.size(0))
+    return reduce_groups(x, runs, reduce, zero_ties=False)
 
 
 def _pick_rows(x: Tensor, index: Tensor) -> Tensor:
@@ -162,6 +160,30 @@ class Groups:
     def __init__(self, index: Tensor, grouping: Grouping) -> None:
         self.index = index
         self.grouping = grouping
+
+
+def are_runs(ptr: Tensor, entries: int) -> bool:
+    """Whether runs that begin at ``ptr``, integers and not empty, cover all rows."""
+    return (
+        int(ptr[0]) == 0
+        and int(ptr[-1]) == entries
+        and not bool((ptr[1:] < ptr[:-1]).any())
+    )
+
+
+def groups_of_runs(ptr: Tensor, entries: int) -> Groups:
+    """The groups that runs of rows make.
+
+    Args:
+        ptr: ``[S + 1]``, int32 or int64: where runs begin. It is copied: what is
+            remembered of a tensor must not keep it alive.
+        entries: How many rows there are; ``are_runs`` of both.
+    """
+    counts = ptr[1:] - ptr[:-1]
+    longest = int(counts.max()) if counts.numel() else 0
+    ptr = ptr.clone(memory_format=torch.contiguous_format)
+    grouping = Grouping(ptr, None, None, entries, entries, longest)
+    return Groups(grouping.row, grouping)
 
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
