@@ -36,6 +36,22 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gnnaccel"
 BACKENDS = ("native", "reference", "scatter")
 
 
+@pytest.fixture(params=["baseline", "avx2", "avx512"])
+def isa(request):
+    """One test run per instruction set that the compiled kernels have here."""
+    if not native.available():
+        pytest.skip(str(native.reason()))
+    before = native.isa()
+    try:
+        native.use_isa(request.param)
+    except ValueError as error:
+        pytest.skip(str(error))
+    with gnnaccel.ops.backend("native"):
+        assert native.isa() == request.param
+        yield request.param
+    native.use_isa(before)
+
+
 @pytest.fixture(params=BACKENDS)
 def backend(request):
     """Runs the test once on every backend that this machine has."""

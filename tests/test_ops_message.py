@@ -114,19 +114,6 @@ def test_the_mean(backend, kind, form):
         _compare(ALL[name], kind, form, reduce="mean", learnt=False)
 
 
-@pytest.fixture(params=["baseline", "avx2", "avx512"])
-def isa(request):
-    if not native.available():
-        pytest.skip(str(native.reason()))
-    before = native.isa()
-    try:
-        native.use_isa(request.param)
-    except ValueError as error:
-        pytest.skip(str(error))
-    yield
-    native.use_isa(before)
-
-
 @pytest.mark.parametrize("index", ["int32", "int64"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [1, 3, 4, 7, 8, 9, 16, 17, 65, 129, 300])

@@ -18,19 +18,6 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.reason
 REDUCES = ("sum", "mean", "max", "min")
 
 
-@pytest.fixture(params=["baseline", "avx2", "avx512"])
-def isa(request):
-    before = native.isa()
-    try:
-        native.use_isa(request.param)
-    except ValueError as error:
-        pytest.skip(str(error))
-    with ops.backend("native"):
-        assert native.isa() == request.param
-        yield request.param
-    native.use_isa(before)
-
-
 @pytest.fixture(params=["int32", "int64"])
 def index_width(request, monkeypatch):
     """int64 structures, which only a graph beyond 2^31 would otherwise have."""
