@@ -17,6 +17,7 @@ from layers import (
 from oracles import DTYPES
 from torch.autograd import gradcheck, gradgradcheck
 
+import gnnaccel.nn
 from gnnaccel import ops
 
 # One of each way of computing, where the whole table would say nothing more.
@@ -412,3 +413,29 @@ def test_unfused_says_why():
         reason = ours.why_not_fused()
         assert isinstance(reason, str), name
         assert "aggr" in reason, reason
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        gnnaccel.nn.SAGEConv(6, 6),
+        gnnaccel.nn.GraphConv(6, 6),
+        gnnaccel.nn.GINConv(torch.nn.Linear(6, 6)),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_a_sum_keeps_no_features_for_the_backward_pass(layer):
+    """Memory: of features, only the input outlives the forward pass."""
+    case = SQUARE["unsorted"]
+    x = torch.randn(case.num_src, 6, requires_grad=True)
+    kept = []
+
+    def keep(tensor):
+        if tensor.dim() == 2 and tensor.size(0) == case.num_src:
+            kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        layer(x, case.edge_index)
+    assert kept
+    assert all(tensor.data_ptr() == x.data_ptr() for tensor in kept)

@@ -13,6 +13,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from gnnaccel import Graph, ops
 from gnnaccel.errors import EdgeIndexError
+from gnnaccel.ops.adj import Adj
+from gnnaccel.ops.product import Scales, add_spmm_sum
 
 REDUCES = ("sum", "mean", "max", "min")
 LINEAR = ("sum", "mean")
@@ -161,6 +163,32 @@ def test_layouts_of_the_incoming_gradient(backend, reduce, weighted, heads):
         lambda x, w: oracle_spmm(case.edge_index, x, w, reduce, 13),
         (_features(13, 4, *heads), weight),
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", ["wide", "isolated", "hub"])
+def test_added_in_place(backend, name, weighted, dtype):
+    case = ALL[name]
+    x = torch.randn(case.num_src, 5, dtype=torch.float64).to(dtype)
+    weight = torch.rand(case.num_edges, dtype=torch.float64).to(dtype)
+    weight = weight if weighted else None
+    before = torch.randn(case.num_dst, 5, dtype=torch.float64).to(dtype)
+    scale = torch.rand(case.num_dst, dtype=torch.float64).float().double() + 0.5
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    scales = Scales(dst=scale.to(wide))
+    out = before.clone()
+    graph = Graph.of(case.edge_index, size=case.size)
+    adj = Adj(graph, None, case.num_src, case.num_dst)
+    assert add_spmm_sum(out, adj, x, weight, scales) is out
+
+    def total(x, weight, before):
+        summed = oracle_spmm(case.edge_index, x, weight, "sum", case.num_dst)
+        return before + scale.unsqueeze(-1) * summed
+
+    double = [None if t is None else t.double() for t in (x, weight, before)]
+    magnitude = total(*(None if t is None else t.abs() for t in double))
+    assert_near(out, total(*double), magnitude, slack=2)
 
 
 def test_dense_formula(backend):

@@ -34,6 +34,7 @@ struct SumArgs {
   const void* dst_scale;
   const void* self;
   int64_t self_stride;  // 0: one value for all rows
+  bool adds;            // to what out holds
 };
 
 // out[i] = max (or min) over e of w[e] * x[col[e]]; empty rows give 0.

@@ -35,10 +35,10 @@ T* at(Address a) {
 
 void bind_spmm_sum(GROUPING_PARAMS, int dtype, Address x, int64_t x_stride, Address out,
                    int64_t heads, int64_t features, Address w, int64_t w_stride,
-                   Address src_scale, Address dst_scale, Address self, int64_t self_stride) {
+                   Address src_scale, Address dst_scale, Address self, int64_t self_stride, bool adds) {
   nb::gil_scoped_release release;
   kernels().spmm_sum({GROUPING, at(x), x_stride, at(out), heads, features, at(w), w_stride,
-                      at(src_scale), at(dst_scale), at(self), self_stride},
+                      at(src_scale), at(dst_scale), at(self), self_stride, adds},
                      Dtype(dtype));
 }
 

@@ -76,6 +76,9 @@ struct Sum {
       for (int k = 0; k < K; ++k) acc[k] += s * load<N>(row + lane_offset<K, N>(k, b.count));
     }
     T* out = static_cast<T*>(a.out) + i * columns + b.first;
+    if (a.adds) {
+      for (int k = 0; k < K; ++k) acc[k] += load<N>(out + lane_offset<K, N>(k, b.count));
+    }
     for (int k = 0; k < K; ++k) store<N>(out + lane_offset<K, N>(k, b.count), acc[k]);
   }
 

@@ -157,13 +157,14 @@ def spmm_sum(
     src_scale: Tensor | None = None,
     dst_scale: Tensor | None = None,
     self_scale: Tensor | None = None,
+    into: Tensor | None = None,
 ) -> Tensor:
     """See :func:`gnnaccel.kernels.reference.spmm_sum`."""
     x, stride = _rows(x)
     if w is not None:
         w = w.contiguous()
     heads = x.size(1) if x.dim() == 3 else 1
-    out = memory.empty((g.rows, *x.shape[1:]), x.dtype)
+    out = memory.empty((g.rows, *x.shape[1:]), x.dtype) if into is None else into
     _native.spmm_sum(
         *g.addresses,
         _DTYPES[x.dtype],
@@ -178,6 +179,7 @@ def spmm_sum(
         _address(dst_scale),
         _address(self_scale),
         0 if self_scale is None or self_scale.numel() == 1 else 1,
+        into is not None,
     )
     return out
 

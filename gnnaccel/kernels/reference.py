@@ -115,6 +115,7 @@ def spmm_sum(
     src_scale: Tensor | None = None,
     dst_scale: Tensor | None = None,
     self_scale: Tensor | None = None,
+    into: Tensor | None = None,
 ) -> Tensor:
     """Sums scaled neighbour rows.
 
@@ -127,6 +128,7 @@ def spmm_sum(
         src_scale: ``[cols]``, of the accumulator dtype, as are the following.
         dst_scale: ``[rows]``.
         self_scale: ``[rows]`` (rows are columns then), or ``[1]`` for all rows.
+        into: Like the result, contiguous: added to in place, and returned.
 
     Returns:
         ``[rows, F]`` or ``[rows, H, F]`` of the dtype of ``x``.
@@ -141,7 +143,7 @@ def spmm_sum(
         out = out * _column(dst_scale, out)
     if self_scale is not None:
         out = out + _column(self_scale, wide) * wide
-    return out.to(x.dtype)
+    return out.to(x.dtype) if into is None else into.add_(out)
 
 
 def _messages(g: Grouping, x: Tensor, w: Tensor | None) -> Tensor:

@@ -72,6 +72,7 @@ def spmm_sum(
     src_scale: Tensor | None = None,
     dst_scale: Tensor | None = None,
     self_scale: Tensor | None = None,
+    into: Tensor | None = None,
 ) -> Tensor:
     """See :func:`gnnaccel.kernels.reference.spmm_sum`."""
     # Half types would be summed in half, weights per head have no kernel, and
@@ -82,7 +83,7 @@ def spmm_sum(
         or g.entries == 0
         or x.numel() == 0
     ):
-        return reference.spmm_sum(g, x, w, src_scale, dst_scale, self_scale)
+        return reference.spmm_sum(g, x, w, src_scale, dst_scale, self_scale, into)
     import torch_sparse
 
     scaled = x if src_scale is None else x * src_scale.unsqueeze(-1)
@@ -101,4 +102,4 @@ def spmm_sum(
         out = out * dst_scale.unsqueeze(-1)
     if self_scale is not None:
         out = out + self_scale.unsqueeze(-1) * x
-    return out
+    return out if into is None else into.add_(out)

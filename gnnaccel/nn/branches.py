@@ -19,7 +19,7 @@ from gnnaccel.nn.neighbours import add_to, aggregate, linear_of_neighbours
 from gnnaccel.ops.adj import Adj, node_scale, wants_grad
 from gnnaccel.ops.extreme import run_extreme, split
 from gnnaccel.ops.function import Function
-from gnnaccel.ops.product import Scales, spmm_sum
+from gnnaccel.ops.product import Scales, add_spmm_sum, spmm_sum
 
 
 def neighbours_and_root(
@@ -62,16 +62,20 @@ def neighbours_and_root(
         and root.weight.dtype == x_src.dtype
     ):
         first, second = aggregation_columns(rel, x_src)
-        if first <= second or reduce in ("max", "min"):
-            out: Tensor = _Branches.apply(
-                x_src, rel.weight, root.weight, rel.bias, adj, weight, reduce
-            )[0]
-            return out
+        tensors = x_src, rel.weight, root.weight, rel.bias
+        # Of two orders at one price, this one keeps no sum for the backward pass.
+        if reduce in ("sum", "mean") and second <= first:
+            mapped: Tensor = _OfMapped.apply(*tensors, adj, weight, reduce)
+            return mapped
+        out: Tensor = _Branches.apply(*tensors, adj, weight, reduce)[0]
+        return out
     out = linear_of_neighbours(rel, adj, x_src, weight, reduce)
     return add_to(out, dense.apply(root, x_dst), rel)
 
 
 class _Branches(Function):
+    """The neighbours' map comes after the aggregation."""
+
     @staticmethod
     def forward(
         x: Tensor,
@@ -110,12 +114,7 @@ class _Branches(Function):
         if need_x:
             back = grad @ rel if second else dense.product(grad, rel)
             if ties is None:
-                scale = None
-                if ctx.reduce == "mean":
-                    scale = node_scale(ctx.adj, "mean", x.dtype)
-                grad_x = spmm_sum(
-                    ctx.adj, back, weight, Scales(src=scale), transposed=True
-                )
+                grad_x = _to_sources(ctx.adj, back, weight, ctx.reduce)
             else:
                 share = back / ties if second else back.div_(ties)
                 grad_x = split(
@@ -133,3 +132,55 @@ class _Branches(Function):
             None,
             None,
         )
+
+
+class _OfMapped(Function):
+    """The neighbours' map comes before their sum or mean."""
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        rel: Tensor,
+        root: Tensor,
+        bias: Tensor | None,
+        adj: Adj,
+        weight: Tensor | None,
+        reduce: str,
+    ) -> Tensor:
+        scale = node_scale(adj, "mean", x.dtype) if reduce == "mean" else None
+        mapped = dense.product(x, rel.t())
+        out = dense.product(x, root.t(), bias)
+        return add_spmm_sum(out, adj, mapped, weight, Scales(dst=scale))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, rel, root, _, ctx.adj, weight, ctx.reduce = inputs
+        ctx.save_for_backward(x, rel, root, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, rel, root, weight = ctx.saved_tensors
+        need_x, need_rel, need_root, need_bias = ctx.needs_input_grad[:4]
+        grad_x = grad_rel = None
+        if need_x or need_rel:
+            back = _to_sources(ctx.adj, grad, weight, ctx.reduce)
+            grad_rel = dense.outer(back, x) if need_rel else None
+        if need_x and (torch.is_grad_enabled() or transforming(grad)):
+            grad_x = back @ rel + grad @ root
+        elif need_x:
+            grad_x = dense.product(back, rel).addmm_(grad, root)
+        return (
+            grad_x,
+            grad_rel,
+            dense.outer(grad, x) if need_root else None,
+            grad.sum(0) if need_bias else None,
+            None,
+            None,
+            None,
+        )
+
+
+def _to_sources(adj: Adj, grad: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
+    """The gradient of what was summed, or averaged, over the neighbours."""
+    scale = node_scale(adj, "mean", grad.dtype) if reduce == "mean" else None
+    return spmm_sum(adj, grad, weight, Scales(src=scale), transposed=True)

@@ -28,7 +28,7 @@ class GINConv(Fused, torch_geometric.nn.GINConv):
     """:class:`torch_geometric.nn.GINConv`, fused.
 
     ``(1 + eps) x`` is added inside the kernel. Where the network begins with a linear
-    layer that narrows, that layer goes before the sum.
+    layer that does not widen, that layer goes before the sum.
     """
 
     fused_by = "spmm with the node's own term folded in"
@@ -71,7 +71,8 @@ class GINConv(Fused, torch_geometric.nn.GINConv):
         if self._reduce not in ("sum", "mean") or not may_reorder(x):
             return False
         aggregate_first, transform_first = aggregation_columns(first, x)
-        return transform_first < aggregate_first
+        # Of two orders at one price, this one keeps no sum for the backward pass.
+        return transform_first <= aggregate_first
 
     def _combine(
         self, adj: Adj, x_src: Tensor, x_dst: Tensor | None, weight: Tensor | None

@@ -67,6 +67,28 @@ def spmm_sum(
     return _run_sum(adj, x, weight, scales, transposed, skip_loops)
 
 
+def add_spmm_sum(
+    out: Tensor,
+    adj: Adj,
+    x: Tensor,
+    weight: Tensor | None,
+    scales: Scales = Scales(),  # noqa: B008 - immutable
+) -> Tensor:
+    """``out += spmm_sum(adj, x, weight, scales)``, without autograd.
+
+    Args:
+        out: Contiguous, of the sum's shape and dtype.
+        adj: A graph, held.
+        x: See :func:`spmm_sum`, as are the others.
+        weight: See there.
+        scales: See there.
+
+    Returns:
+        ``out``.
+    """
+    return _run_sum(adj, x, weight, scales, False, False, out)
+
+
 def _run_sum(
     adj: Adj,
     x: Tensor,
@@ -74,6 +96,7 @@ def _run_sum(
     scales: Scales,
     transposed: bool,
     skip_loops: bool,
+    into: Tensor | None = None,
 ) -> Tensor:
     backend = kernels.pick_for(x)
     grouping = adj.grouping(transposed, skip_loops)
@@ -81,7 +104,7 @@ def _run_sum(
         in_order = _in_order(adj, weight, grouping, transposed)
         if in_order is not None:
             grouping, weight = grouping.in_order, in_order
-    out: Tensor = backend.spmm_sum(grouping, x, weight, *scales)
+    out: Tensor = backend.spmm_sum(grouping, x, weight, *scales, into)
     return out
 
 
