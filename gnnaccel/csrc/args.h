@@ -37,6 +37,22 @@ struct SumArgs {
   bool adds;            // to what out holds
 };
 
+// out = (the sum) map + (own rows of x) root + bias, and what the gradients of the two
+// matrices are where the sum is of gradients and y the maps' input: g_map = (the sum)^T y,
+// g_root = (own rows of x)^T y. float32 by int32 indices; features and columns are
+// multiples of 16, and of features at most 256.
+struct LinearArgs {
+  SumArgs sum;        // one head; its `out` is not written
+  int64_t columns;
+  const float* map;   // [features, columns]
+  const float* root;  // the same, with rows that are columns of the graph; or nullptr
+  const float* bias;  // [columns] or nullptr
+  float* out;         // [rows, columns] or nullptr
+  const float* y;     // [rows, columns], with a gradient that is wanted
+  int64_t y_stride;
+  float *g_map, *g_root;  // [features, columns] or nullptr
+};
+
 // out[i] = max (or min) over e of w[e] * x[col[e]]; empty rows give 0.
 // ties (optional, accumulator dtype): how many entries attain it, plus one where the
 // result is exactly 0, which is how torch's scatter_reduce splits gradients; NaN where

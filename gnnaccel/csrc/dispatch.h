@@ -9,6 +9,7 @@ namespace gnnaccel {
 struct Kernels {
   const char* isa;
   void (*spmm_sum)(const SumArgs&, Dtype);
+  void (*spmm_linear)(const LinearArgs&);
   void (*spmm_extreme)(const ExtremeArgs&, Dtype);
   void (*spmm_select)(const SelectArgs&, Dtype);
   void (*sddmm)(const DotArgs&, Dtype);

@@ -35,6 +35,8 @@ namespace {
 #include "message.inl"
 #include "softmax.inl"
 #include "spmm.inl"
+//
+#include "linear.inl"
 
 }  // namespace
 
@@ -42,6 +44,7 @@ namespace {
 #define GNNACCEL_STRING(x) GNNACCEL_STRING_(x)
 extern const Kernels table = {GNNACCEL_STRING(GNNACCEL_ISA),
                               spmm_sum,
+                              spmm_linear,
                               spmm_extreme,
                               spmm_select,
                               sddmm,

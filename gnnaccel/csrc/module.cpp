@@ -42,6 +42,19 @@ void bind_spmm_sum(GROUPING_PARAMS, int dtype, Address x, int64_t x_stride, Addr
                      Dtype(dtype));
 }
 
+void bind_spmm_linear(GROUPING_PARAMS, Address x, int64_t x_stride, int64_t features,
+                      Address w, Address src_scale, Address dst_scale, Address self,
+                      int64_t self_stride, int64_t columns, Address map, Address root,
+                      Address bias, Address out, Address y, int64_t y_stride, Address g_map,
+                      Address g_root) {
+  nb::gil_scoped_release release;
+  const SumArgs sum{GROUPING, at(x), x_stride, nullptr, 1, features, at(w), 1,
+                    at(src_scale), at(dst_scale), at(self), self_stride, false};
+  kernels().spmm_linear({sum, columns, at<float>(map), at<float>(root), at<float>(bias),
+                         at<float>(out), at<float>(y), y_stride, at<float>(g_map),
+                         at<float>(g_root)});
+}
+
 void bind_spmm_extreme(GROUPING_PARAMS, int dtype, Address x, int64_t x_stride, Address out,
                        Address ties, int64_t features, Address w, bool is_max) {
   nb::gil_scoped_release release;
@@ -216,6 +229,7 @@ NB_MODULE(_native, m) {
   m.def("use_isa", &use_isa);
   m.def("group", &bind_group);
   m.def("spmm_sum", &bind_spmm_sum);
+  m.def("spmm_linear", &bind_spmm_linear);
   m.def("spmm_extreme", &bind_spmm_extreme);
   m.def("spmm_select", &bind_spmm_select);
   m.def("sddmm", &bind_sddmm);

@@ -140,6 +140,36 @@ static inline void store(T* p, const Vec<acc_t<T>, N>& v) {
   }
 }
 
+// As store, past the caches where the processor can: a result that is larger than they
+// are leaves them before anyone reads it, and would first be fetched only to be
+// overwritten. To be followed by store_fence before another thread reads.
+template <int N, class T>
+static inline void store_past(T* p, const Vec<acc_t<T>, N>& v) {
+#if defined(__AVX2__)
+  if constexpr (sizeof v == GNNACCEL_BYTES && std::is_same_v<T, acc_t<T>>) {
+    if (reinterpret_cast<uintptr_t>(p) % GNNACCEL_BYTES == 0) {
+#if defined(__AVX512F__)
+      __m512i bits;
+      __builtin_memcpy(&bits, &v, sizeof v);
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(p), bits);
+#else
+      __m256i bits;
+      __builtin_memcpy(&bits, &v, sizeof v);
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(p), bits);
+#endif
+      return;
+    }
+  }
+#endif
+  store<N>(p, v);
+}
+
+static inline void store_fence() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
+
 // Sums the lanes by halves.
 template <int N, class A>
 static inline A horizontal_sum(const Vec<A, N>& v) {

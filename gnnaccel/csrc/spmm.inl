@@ -49,6 +49,7 @@ struct Sum {
   using A = acc_t<T>;
   const SumArgs& a;
   const int64_t columns = a.heads * a.features;
+  const bool past = !a.adds && a.g.rows * columns * int64_t(sizeof(T)) > kCached;
 
   SumView<T, I> view(int64_t head) const {
     const T* w = static_cast<const T*>(a.w);
@@ -63,9 +64,9 @@ struct Sum {
             static_cast<const A*>(a.src_scale)};
   }
 
-  // Scales and stores one tile of a finished row.
+  // Scales one tile of a finished row, and adds the row's own term.
   template <int K, int N>
-  void finish(int64_t i, Block b, Vec<A, N> (&acc)[K]) const {
+  void scale(int64_t i, Block b, Vec<A, N> (&acc)[K]) const {
     if (a.dst_scale != nullptr) {
       const A s = static_cast<const A*>(a.dst_scale)[i];
       for (int k = 0; k < K; ++k) acc[k] *= s;
@@ -75,11 +76,21 @@ struct Sum {
       const T* row = static_cast<const T*>(a.x) + i * a.x_stride + b.first;
       for (int k = 0; k < K; ++k) acc[k] += s * load<N>(row + lane_offset<K, N>(k, b.count));
     }
+  }
+
+  // Scales and stores one tile of a finished row.
+  template <int K, int N>
+  void finish(int64_t i, Block b, Vec<A, N> (&acc)[K]) const {
+    scale<K, N>(i, b, acc);
     T* out = static_cast<T*>(a.out) + i * columns + b.first;
     if (a.adds) {
       for (int k = 0; k < K; ++k) acc[k] += load<N>(out + lane_offset<K, N>(k, b.count));
     }
-    for (int k = 0; k < K; ++k) store<N>(out + lane_offset<K, N>(k, b.count), acc[k]);
+    for (int k = 0; k < K; ++k) {
+      T* to = out + lane_offset<K, N>(k, b.count);
+      if (past) store_past<N>(to, acc[k]);
+      else store<N>(to, acc[k]);
+    }
   }
 
   static constexpr int64_t kScratchRows = 1;
@@ -94,7 +105,7 @@ struct Sum {
         for (int64_t r = r0; r < r1; ++r) {
           if (ranges.skip(r)) continue;
           if (partial == nullptr) {
-            prefetch_row(static_cast<const T*>(a.out), r, r1, columns, b);
+            if (!past) prefetch_row(static_cast<const T*>(a.out), r, r1, columns, b);
             if (a.self != nullptr) prefetch_row(static_cast<const T*>(a.x), r, r1, a.x_stride, b);
           }
           Vec<A, N> acc[K] = {};
@@ -108,6 +119,7 @@ struct Sum {
         }
       });
     }
+    if (past) store_fence();
   }
 
   void merge(int64_t i, const A* partial, int64_t slices) const {

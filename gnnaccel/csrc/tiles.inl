@@ -114,6 +114,10 @@ static inline void for_each(int64_t n, F&& f) {
 // near enough that 12 rows of 128 floats stay in a 32 KiB cache.
 constexpr int64_t kAhead = 12;
 
+// Bytes of a result up to which caches may hold it for whoever reads it next. What the
+// system says of its caches counts those of other cores, too.
+constexpr int64_t kCached = 32 << 20;
+
 static inline void prefetch(const void* p, int64_t bytes) {
   const char* c = static_cast<const char*>(p);
   for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(c + b, 0, 3);

@@ -27,9 +27,11 @@ __all__ = [
     "reason",
     "sddmm",
     "serves",
+    "serves_linear",
     "softmax",
     "softmax_backward",
     "spmm_extreme",
+    "spmm_linear",
     "spmm_select",
     "spmm_sum",
     "threads",
@@ -182,6 +184,90 @@ def spmm_sum(
         into is not None,
     )
     return out
+
+
+#: Columns up to which `spmm_linear` serves: matrices that stay in a core's own cache.
+_WIDEST = 256
+
+
+def serves_linear(g: Grouping, x: Tensor, columns: int) -> bool:
+    """Whether :func:`spmm_linear` serves, and is faster than a sum and a product."""
+    return (
+        x.dtype == torch.float32
+        and x.dim() == 2
+        and x.size(1) % 16 == columns % 16 == 0
+        and 0 < x.size(1) <= _WIDEST
+        and 0 < columns <= _WIDEST
+        and g.ptr.dtype == torch.int32
+        # A long row is not cut into slices: it must not keep the other threads waiting.
+        and g.max_degree * threads() * 16 <= max(g.entries, 1 << 16)
+        and isa() != "baseline"  # where torch multiplies faster
+    )
+
+
+def spmm_linear(
+    g: Grouping,
+    x: Tensor,
+    w: Tensor | None,
+    scales: tuple[Tensor | None, Tensor | None, Tensor | None],
+    map: Tensor,
+    root: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    with_out: bool = True,
+    y: Tensor | None = None,
+    with_map: bool = False,
+    with_root: bool = False,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """``spmm_sum(...) @ map + x @ root + bias``, and gradients of the two matrices.
+
+    Args:
+        g: Entries grouped by output row; see :func:`serves_linear`.
+        x: ``[cols, F]``.
+        w: ``[E]`` or ``None``: see :func:`spmm_sum`, as are the scales.
+        scales: Of sources, destinations and the row itself.
+        map: ``[F, C]``.
+        root: ``[F, C]`` where rows are columns, or ``None``.
+        bias: ``[C]`` or ``None``.
+        with_out: Whether the first result is wanted.
+        y: ``[rows, C]``, where a gradient is wanted.
+        with_map: Whether ``spmm_sum(...)^T y`` is.
+        with_root: Whether ``x^T y`` is.
+
+    Returns:
+        ``[rows, C]``, ``[F, C]``, ``[F, C]``, or ``None`` each.
+    """
+    x, stride = _rows(x)
+    y, y_stride = (None, 0) if y is None else _rows(y)
+    src_scale, dst_scale, self_scale = scales
+    map = map.contiguous()
+    root = None if root is None else root.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    w = None if w is None else w.contiguous()
+    out = memory.empty((g.rows, map.size(1)), x.dtype) if with_out else None
+    g_map = torch.empty_like(map) if with_map else None
+    g_root = torch.empty_like(map) if with_root else None
+    _native.spmm_linear(
+        *g.addresses,
+        x.data_ptr(),
+        stride,
+        x.size(1),
+        _address(w),
+        _address(src_scale),
+        _address(dst_scale),
+        _address(self_scale),
+        0 if self_scale is None or self_scale.numel() == 1 else 1,
+        map.size(1),
+        map.data_ptr(),
+        _address(root),
+        _address(bias),
+        _address(out),
+        _address(y),
+        y_stride,
+        _address(g_map),
+        _address(g_root),
+    )
+    return out, g_map, g_root
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor | None:

@@ -15,11 +15,12 @@ from torch import Tensor
 from gnnaccel.kernels import transforming
 from gnnaccel.nn import dense
 from gnnaccel.nn.fused import aggregation_columns, may_reorder, plain_linear
+from gnnaccel.nn.mapped import mapped_sum
 from gnnaccel.nn.neighbours import add_to, aggregate, linear_of_neighbours
 from gnnaccel.ops.adj import Adj, node_scale, wants_grad
 from gnnaccel.ops.extreme import run_extreme, split
 from gnnaccel.ops.function import Function
-from gnnaccel.ops.product import Scales, add_spmm_sum, spmm_sum
+from gnnaccel.ops.product import Scales, spmm_sum
 
 
 def neighbours_and_root(
@@ -63,10 +64,9 @@ def neighbours_and_root(
     ):
         first, second = aggregation_columns(rel, x_src)
         tensors = x_src, rel.weight, root.weight, rel.bias
-        # Of two orders at one price, this one keeps no sum for the backward pass.
         if reduce in ("sum", "mean") and second <= first:
-            mapped: Tensor = _OfMapped.apply(*tensors, adj, weight, reduce)
-            return mapped
+            scale = node_scale(adj, "mean", x_src.dtype) if reduce == "mean" else None
+            return mapped_sum(adj, *tensors, weight, Scales(dst=scale))
         out: Tensor = _Branches.apply(*tensors, adj, weight, reduce)[0]
         return out
     out = linear_of_neighbours(rel, adj, x_src, weight, reduce)
@@ -126,52 +126,6 @@ class _Branches(Function):
         return (
             grad_x,
             dense.outer(grad, neighbours) if need_rel else None,
-            dense.outer(grad, x) if need_root else None,
-            grad.sum(0) if need_bias else None,
-            None,
-            None,
-            None,
-        )
-
-
-class _OfMapped(Function):
-    """The neighbours' map comes before their sum or mean."""
-
-    @staticmethod
-    def forward(
-        x: Tensor,
-        rel: Tensor,
-        root: Tensor,
-        bias: Tensor | None,
-        adj: Adj,
-        weight: Tensor | None,
-        reduce: str,
-    ) -> Tensor:
-        scale = node_scale(adj, "mean", x.dtype) if reduce == "mean" else None
-        mapped = dense.product(x, rel.t())
-        out = dense.product(x, root.t(), bias)
-        return add_spmm_sum(out, adj, mapped, weight, Scales(dst=scale))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, rel, root, _, ctx.adj, weight, ctx.reduce = inputs
-        ctx.save_for_backward(x, rel, root, weight)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, rel, root, weight = ctx.saved_tensors
-        need_x, need_rel, need_root, need_bias = ctx.needs_input_grad[:4]
-        grad_x = grad_rel = None
-        if need_x or need_rel:
-            back = _to_sources(ctx.adj, grad, weight, ctx.reduce)
-            grad_rel = dense.outer(back, x) if need_rel else None
-        if need_x and (torch.is_grad_enabled() or transforming(grad)):
-            grad_x = back @ rel + grad @ root
-        elif need_x:
-            grad_x = dense.product(back, rel).addmm_(grad, root)
-        return (
-            grad_x,
-            grad_rel,
             dense.outer(grad, x) if need_root else None,
             grad.sum(0) if need_bias else None,
             None,

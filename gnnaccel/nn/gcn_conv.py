@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from gnnaccel.kernels.grouping import accumulator
-from gnnaccel.nn import dense
+from gnnaccel.nn import dense, mapped
 from gnnaccel.nn.constants import kept_for
 from gnnaccel.nn.fused import (
     HALVES,
@@ -92,6 +92,13 @@ class GCNConv(Fused, torch_geometric.nn.GCNConv):
         if reorders and self._aggregates_first(x):
             out = self._aggregate(adj, x, weight, normalize)
             return dense.linear(out, self.lin.weight, self.bias)
+        terms = None
+        if reorders and adj.graph is not None:
+            terms = self._terms(adj, x, weight, normalize)
+        if terms is not None and mapped.serves(
+            adj, x, self.lin.weight, None, self.bias, terms[0]
+        ):
+            return mapped.mapped_sum(adj, x, self.lin.weight, None, self.bias, *terms)
         h = dense.apply(self.lin, x)
         # The coefficients are of the input's dtype, whatever autocast made of h.
         h = h.to(torch.promote_types(h.dtype, x.dtype))
@@ -116,8 +123,25 @@ class GCNConv(Fused, torch_geometric.nn.GCNConv):
     def _aggregate(
         self, adj: Adj, x: Tensor, weight: Tensor | None, normalize: bool
     ) -> Tensor:
+        terms = self._terms(adj, x, weight, normalize)
+        if terms is not None:
+            weight, scales, skip_loops = terms
+            return spmm_sum(adj, x, weight, scales, skip_loops=skip_loops)
+        assert weight is not None
+        w, own = _normalisation(adj, weight, self._fill())
+        out = spmm_sum(adj, x, w)
+        return out if own is None else out + own.unsqueeze(-1) * x
+
+    def _terms(
+        self, adj: Adj, x: Tensor, weight: Tensor | None, normalize: bool
+    ) -> tuple[Tensor | None, Scales, bool] | None:
+        """Weights, scales and whether to skip loops; ``None`` if they are not constant.
+
+        What learns is new at every step, and fused optimizers write to it without a
+        word to its version counter.
+        """
         if not normalize:
-            return spmm_sum(adj, x, weight)
+            return weight, Scales(), False
         loops = self.add_self_loops
         if weight is None:
             scale = node_scale(adj, "gcn_loops" if loops else "gcn", x.dtype)
@@ -131,18 +155,20 @@ class GCNConv(Fused, torch_geometric.nn.GCNConv):
                         ("gcn_own", scale.dtype), lambda: scale * scale
                     )
                 )
-            return spmm_sum(adj, x, None, Scales(scale, scale, own), skip_loops=loops)
-        fill = (2.0 if self.improved else 1.0) if loops else None
-        # What learns is new at every step, and fused optimizers write to it without
-        # a word to its version counter.
+            return None, Scales(scale, scale, own), loops
         if adj.graph is None or weight.requires_grad:
-            w, own = _normalisation(adj, weight, fill)
-            out = spmm_sum(adj, x, w)
-            return out if own is None else out + own.unsqueeze(-1) * x
+            return None
+        fill = self._fill()
         w, own = adj.graph.memory.remember(
             weight, ("gcn", fill), lambda: _constants(adj, weight, fill)
         )
-        return spmm_sum(adj, x, w, Scales(own=own))
+        return w, Scales(own=own), False
+
+    def _fill(self) -> float | None:
+        """The weight of a self-loop where the graph has none; ``None``: add none."""
+        if not self.add_self_loops:
+            return None
+        return 2.0 if self.improved else 1.0
 
 
 def _normalisation(

@@ -10,7 +10,7 @@ import torch_geometric.nn
 from torch import Tensor
 
 from gnnaccel.kernels.grouping import accumulator
-from gnnaccel.nn import dense
+from gnnaccel.nn import dense, mapped
 from gnnaccel.nn.constants import kept_for
 from gnnaccel.nn.fused import (
     Fused,
@@ -20,7 +20,7 @@ from gnnaccel.nn.fused import (
     sizes,
 )
 from gnnaccel.nn.neighbours import aggregate, matrix_weight
-from gnnaccel.ops.adj import Adj, wants_grad
+from gnnaccel.ops.adj import Adj, node_scale, wants_grad
 from gnnaccel.ops.product import Scales
 
 
@@ -54,10 +54,7 @@ class GINConv(Fused, torch_geometric.nn.GINConv):
                     and x_dst is x_src
                     and self._transforms_first(first, x_src)
                 ):
-                    h = dense.linear(x_src, first.weight)
-                    out = self._combine(bare, h, h, weight)
-                    if first.bias is not None:
-                        out = out.add_(first.bias)
+                    out = self._combine_mapped(bare, x_src, first, weight)
                     for module in rest:
                         out = module(out)
                     return out
@@ -74,19 +71,39 @@ class GINConv(Fused, torch_geometric.nn.GINConv):
         # Of two orders at one price, this one keeps no sum for the backward pass.
         return transform_first <= aggregate_first
 
+    def _combine_mapped(
+        self, adj: Adj, x: Tensor, linear: Any, weight: Tensor | None
+    ) -> Tensor:
+        """``linear`` of :meth:`_combine`, for a linear map that may come first."""
+        matrix, bias = linear.weight, linear.bias
+        if self._own_is_constant(adj, x) and mapped.serves(
+            adj, x, matrix, None, bias, weight
+        ):
+            scale = node_scale(adj, "mean", x.dtype) if self._reduce == "mean" else None
+            scales = Scales(dst=scale, own=self._own(x))
+            return mapped.mapped_sum(adj, x, matrix, None, bias, weight, scales)
+        h = dense.linear(x, matrix)
+        out = self._combine(adj, h, h, weight)
+        return out if bias is None else out.add_(bias)
+
+    def _own(self, x: Tensor) -> Tensor:
+        """``[1]``: what the node itself is multiplied by."""
+        return (1 + self.eps).to(accumulator(x.dtype))
+
+    def _own_is_constant(self, adj: Adj, x: Tensor) -> bool:
+        return (
+            self._reduce in ("sum", "mean")
+            and adj.num_src == adj.num_dst
+            and self.eps.dtype == x.dtype
+            and not wants_grad(self.eps)
+        )
+
     def _combine(
         self, adj: Adj, x_src: Tensor, x_dst: Tensor | None, weight: Tensor | None
     ) -> Tensor:
         """Sum over neighbours plus ``(1 + eps)`` times the node itself."""
-        eps = self.eps
-        if (
-            x_dst is x_src
-            and self._reduce in ("sum", "mean")
-            and adj.num_src == adj.num_dst
-            and eps.dtype == x_src.dtype
-            and not wants_grad(eps)
-        ):
-            own = (1 + eps).to(accumulator(x_src.dtype))
-            return aggregate(adj, x_src, weight, self._reduce, Scales(own=own))
+        if x_dst is x_src and self._own_is_constant(adj, x_src):
+            own = Scales(own=self._own(x_src))
+            return aggregate(adj, x_src, weight, self._reduce, own)
         out = aggregate(adj, x_src, weight, self._reduce)
-        return out if x_dst is None else out + (1 + eps) * x_dst
+        return out if x_dst is None else out + (1 + self.eps) * x_dst

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from gnnaccel.nn import dense
+from gnnaccel.nn import dense, mapped
 from gnnaccel.nn.constants import kept_for
 from gnnaccel.nn.fused import aggregation_columns, may_reorder, plain_linear
 from gnnaccel.ops.adj import Adj, node_scale
@@ -81,6 +81,17 @@ def linear_of_neighbours(
         return dense.apply(linear, take(lambda: _aggregate(adj, x, weight, reduce)))
     if reduce in ("sum", "mean") and may_reorder(x) and plain_linear(linear):
         aggregate_first, transform_first = aggregation_columns(linear, x)
+        if transform_first <= aggregate_first:
+            scale = node_scale(adj, "mean", x.dtype) if reduce == "mean" else None
+            if mapped.serves(adj, x, linear.weight, None, linear.bias, weight):
+                return mapped.mapped_sum(
+                    adj,
+                    x,
+                    linear.weight,
+                    bias=linear.bias,
+                    weight=weight,
+                    scales=Scales(dst=scale),
+                )
         if transform_first < aggregate_first:
             out = aggregate(adj, dense.linear(x, linear.weight), weight, reduce)
             return out if linear.bias is None else out.add_(linear.bias)

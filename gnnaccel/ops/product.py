@@ -73,6 +73,7 @@ def add_spmm_sum(
     x: Tensor,
     weight: Tensor | None,
     scales: Scales = Scales(),  # noqa: B008 - immutable
+    skip_loops: bool = False,
 ) -> Tensor:
     """``out += spmm_sum(adj, x, weight, scales)``, without autograd.
 
@@ -82,11 +83,12 @@ def add_spmm_sum(
         x: See :func:`spmm_sum`, as are the others.
         weight: See there.
         scales: See there.
+        skip_loops: See there.
 
     Returns:
         ``out``.
     """
-    return _run_sum(adj, x, weight, scales, False, False, out)
+    return _run_sum(adj, x, weight, scales, False, skip_loops, out)
 
 
 def _run_sum(
@@ -99,13 +101,21 @@ def _run_sum(
     into: Tensor | None = None,
 ) -> Tensor:
     backend = kernels.pick_for(x)
+    grouping, weight = arranged(adj, weight, transposed, skip_loops)
+    out: Tensor = backend.spmm_sum(grouping, x, weight, *scales, into)
+    return out
+
+
+def arranged(
+    adj: Adj, weight: Tensor | None, transposed: bool, skip_loops: bool
+) -> tuple[Grouping, Tensor | None]:
+    """What a kernel gets for a sum: see :func:`spmm_sum`."""
     grouping = adj.grouping(transposed, skip_loops)
     if weight is not None and weight.dim() == 1 and grouping.perm is not None:
         in_order = _in_order(adj, weight, grouping, transposed)
         if in_order is not None:
-            grouping, weight = grouping.in_order, in_order
-    out: Tensor = backend.spmm_sum(grouping, x, weight, *scales, into)
-    return out
+            return grouping.in_order, in_order
+    return grouping, weight
 
 
 def _in_order(
