@@ -160,6 +160,12 @@ def test_first_and_second_derivatives(backend):
     args = (_leaf(7, 3), _leaf(2, 3), _leaf(2, 3), _leaf(2))
     assert gradcheck(ours, args)
     assert gradgradcheck(ours, args)
+    # That checks the derivative of the first derivative, whatever that one is.
+    once, twice = (
+        torch.autograd.grad(ours(*args).sin().sum(), args, create_graph=again)
+        for again in (False, True)
+    )
+    torch.testing.assert_close(once, twice)
 
 
 @pytest.mark.skipif(not native.available(), reason=str(native.reason()))
