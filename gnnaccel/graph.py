@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from gnnaccel import kernels
 from gnnaccel.cache import Memory, remember
 from gnnaccel.errors import EdgeIndexError
 from gnnaccel.kernels.grouping import Grouping, index_dtype
+
+T = TypeVar("T")
 
 Size = tuple[int | None, int | None] | int | None
 
@@ -48,7 +50,7 @@ class Graph:
         # The way back from a transposed graph is weak: a cycle would keep both alive
         # until the garbage collector runs.
         self._origin: weakref.ref[Graph] | None = None
-        self._derived: dict[Any, Tensor] = {}
+        self._derived: dict[Any, Any] = {}
         self._coo: Tensor | None = None
         #: What is known about other tensors (weights) in connection with this graph.
         self.memory = Memory()
@@ -296,12 +298,13 @@ class Graph:
             )
         )
 
-    def derived(self, key: Any, build: Callable[[], Tensor]) -> Tensor:
-        """A tensor that follows from the structure, a degree say; built once."""
+    def derived(self, key: Any, build: Callable[[], T]) -> T:
+        """What follows from the structure, the degrees say; built once."""
         if key not in self._derived:
             with torch.inference_mode(False):
                 self._derived[key] = build()
-        return self._derived[key]
+        found: T = self._derived[key]
+        return found
 
     # Movement ------------------------------------------------------------------------
 

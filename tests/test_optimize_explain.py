@@ -38,7 +38,7 @@ def model_of_all_kinds():
     model = nn.ModuleDict(
         {
             "gcn": pyg.GCNConv(2, 2),
-            "cheb": pyg.ChebConv(2, 2, 2),
+            "tag": pyg.TAGConv(2, 2, 2),
             "mine": MyConv(2, 2),
             "own": Own(),
             "sage": pyg.SAGEConv(2, 2, aggr="median"),
@@ -52,7 +52,7 @@ def model_of_all_kinds():
 
 def test_every_layer_is_listed_before_and_after():
     model = model_of_all_kinds()
-    names = ["gcn", "cheb", "mine", "own", "sage", "deep.1"]
+    names = ["gcn", "tag", "mine", "own", "sage", "deep.1"]
 
     def table():
         return {row.name: (row.cls, row.path, row.why) for row in told.rows}
@@ -66,7 +66,7 @@ def test_every_layer_is_listed_before_and_after():
     assert list(table()) == names
     assert table() == {
         "gcn": ("GCNConv", "PyG", first),
-        "cheb": ("ChebConv", "PyG", first),
+        "tag": ("TAGConv", "PyG", first),
         "mine": ("MyConv", "PyG", first),
         "own": ("Own", "PyG", first),
         "sage": ("SAGEConv", "PyG", would_be),
@@ -81,7 +81,7 @@ def test_every_layer_is_listed_before_and_after():
     assert list(table()) == names
     assert table() == {
         "gcn": ("GCNConv", "fused", gnnaccel.nn.GCNConv.fused_by),
-        "cheb": ("ChebConv", "generic", generic),
+        "tag": ("TAGConv", "generic", generic),
         "mine": ("MyConv", "generic", exact + generic),
         "own": ("Own", "generic", generic),
         "sage": ("SAGEConv", "PyG", reason),
@@ -188,7 +188,7 @@ def test_the_table_is_aligned():
     [
         (nn.Linear(2, 2), "no message passing layer in this model"),
         (
-            pyg.ChebConv(2, 2, 2),
+            pyg.TAGConv(2, 2, 2),
             "1 message passing layer: 0 fused, 0 generic, 1 left to PyG",
         ),
     ],
@@ -196,7 +196,7 @@ def test_the_table_is_aligned():
 def test_the_smallest_tables(model, text):
     printed = str(gnnaccel.explain(model))
     assert printed.splitlines()[-1] == text
-    assert ("(the model)" in printed) == isinstance(model, pyg.ChebConv)
+    assert ("(the model)" in printed) == isinstance(model, pyg.TAGConv)
 
 
 def test_readouts_stand_below():
@@ -204,7 +204,7 @@ def test_readouts_stand_below():
         {
             "pool": pyg.TopKPooling(2),
             "readout": pyg.MultiAggregation(["mean", "median"]),
-            "conv": pyg.ChebConv(2, 2, 2),
+            "conv": pyg.TAGConv(2, 2, 2),
         }
     )
     told = gnnaccel.explain(model)

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.kernels import transforming
-from gnnaccel.nn import dense
+from gnnaccel.nn import dense, mapped
 from gnnaccel.nn.fused import aggregation_columns, may_reorder, plain_linear
-from gnnaccel.nn.mapped import mapped_sum
 from gnnaccel.nn.neighbours import add_to, aggregate, linear_of_neighbours
 from gnnaccel.ops.adj import Adj, node_scale, wants_grad
 from gnnaccel.ops.extreme import run_extreme, split
@@ -48,6 +47,7 @@ def neighbours_and_root(
     """
     if root is None or x_dst is None:
         return linear_of_neighbours(rel, adj, x_src, weight, reduce)
+    bias = root.bias if rel.bias is None else rel.bias
     if (
         x_dst is x_src
         and adj.graph is not None
@@ -55,22 +55,54 @@ def neighbours_and_root(
         and adj.num_src == adj.num_dst
         and plain_linear(rel)
         and plain_linear(root)
-        and root.bias is None
+        and (rel.bias is None or root.bias is None)
         and may_reorder(x_src)
         and not wants_grad(weight)
         and wants_grad(x_src, rel.weight, root.weight)
-        and dense.serves(x_src, rel.weight, rel.bias)
+        and dense.serves(x_src, rel.weight, bias)
         and root.weight.dtype == x_src.dtype
     ):
         first, second = aggregation_columns(rel, x_src)
-        tensors = x_src, rel.weight, root.weight, rel.bias
+        tensors = x_src, rel.weight, root.weight, bias
         if reduce in ("sum", "mean") and second <= first:
             scale = node_scale(adj, "mean", x_src.dtype) if reduce == "mean" else None
-            return mapped_sum(adj, *tensors, weight, Scales(dst=scale))
+            return mapped.mapped_sum(adj, *tensors, weight, Scales(dst=scale))
         out: Tensor = _Branches.apply(*tensors, adj, weight, reduce)[0]
         return out
     out = linear_of_neighbours(rel, adj, x_src, weight, reduce)
     return add_to(out, dense.apply(root, x_dst), rel)
+
+
+def sum_and_root(
+    rel: Any,
+    root: Any,
+    adj: Adj,
+    x: Tensor,
+    weight: Tensor | None,
+    scales: Scales,
+    skip_loops: bool = False,
+) -> Tensor:
+    """``rel(spmm_sum(x)) + root(x)``.
+
+    Args:
+        rel: The linear layer of the neighbours.
+        root: That of the node itself, without a bias.
+        adj: The graph, of one kind of nodes.
+        x: ``[N, F]``.
+        weight: ``[E]`` or ``None``.
+        scales: See :func:`gnnaccel.ops.product.spmm_sum`.
+        skip_loops: See there.
+
+    Returns:
+        ``[N, F_out]``.
+    """
+    if plain_linear(rel) and plain_linear(root) and root.bias is None:
+        first, second = aggregation_columns(rel, x)
+        tensors = rel.weight, root.weight, rel.bias, weight
+        if second <= first and mapped.serves(adj, x, *tensors):
+            return mapped.mapped_sum(adj, x, *tensors, scales, skip_loops)
+    summed = spmm_sum(adj, x, weight, scales, skip_loops=skip_loops)
+    return add_to(dense.apply(rel, summed), dense.apply(root, x), rel)
 
 
 class _Branches(Function):

@@ -69,7 +69,7 @@ class HeteroLinear(StandIn, torch_geometric.nn.HeteroLinear):
         ):
             types = self.num_types
             rows = remember(
-                type_vec, ("types", types), lambda: _sorted(type_vec, types)
+                type_vec, ("types", types), lambda: sorted_by(type_vec, types)
             )
             # What it takes for sorted and is not, PyG mixes up.
             if not (self.is_sorted and rows.order is not None):
@@ -94,8 +94,12 @@ def map_by_type(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Sorted) ->
     return out
 
 
-def _sorted(type_vec: Tensor, types: int) -> Sorted:
+def sorted_by(type_vec: Tensor, types: int) -> Sorted:
     """Sorts rows by type, stably.
+
+    Args:
+        type_vec: ``[N]``, int64.
+        types: How many there are.
 
     Raises:
         IndexError: A type is out of range, where PyG writes to memory that isn't its
