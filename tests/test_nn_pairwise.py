@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from layers import optimised_alike
+from same import outcome
 from torch import nn
 
 import gnnaccel
@@ -90,13 +91,63 @@ def test_edge_conv_far_from_the_origin():
     assert error <= 4 * (layer(x, edge_index) - exact).abs().max() + 1e-5
 
 
-def test_edge_conv_with_other_networks_goes_to_pyg(taken):
-    network = nn.Sequential(nn.ReLU(), nn.Linear(10, 6))
-    check(pyg.EdgeConv(network), *graph())
-    hooked = pyg.EdgeConv(nn.Linear(10, 6))
-    hooked.nn.register_forward_hook(lambda m, i, out: out * 2)
-    check(hooked, *graph())
-    assert taken == [False, False]
+def starts_otherwise():
+    return nn.Sequential(nn.Tanh(), nn.Linear(10, 6))
+
+
+def hooked():
+    network = nn.Linear(10, 6)
+    network.register_forward_hook(lambda module, args, out: out * 2)
+    return network
+
+
+@pytest.mark.parametrize("network", [starts_otherwise, hooked])
+@pytest.mark.parametrize("aggr", AGGRS)
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+def test_edge_conv_with_other_networks(network, aggr, flow, taken):
+    check(pyg.EdgeConv(network(), aggr=aggr, flow=flow), *graph())
+    assert taken == [True]
+
+
+@pytest.mark.parametrize("network", [*NETWORKS, "starts_otherwise"])
+def test_edge_conv_under_autocast(network):
+    x, edge_index = graph()
+    make = NETWORKS.get(network, starts_otherwise)
+    layer = pyg.EdgeConv(make())
+    ours = gnnaccel.optimize(copy.deepcopy(layer))
+    with torch.autocast("cpu"):
+        found, wanted = (each(x.float(), edge_index) for each in (ours, layer))
+    assert found.dtype == wanted.dtype
+    torch.testing.assert_close(found, wanted)
+
+
+def test_edge_conv_draws_and_counts_once():
+    network = nn.Sequential(nn.Linear(10, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+    layer = pyg.EdgeConv(network, aggr="mean").double()
+    ours = gnnaccel.optimize(copy.deepcopy(layer))
+    inputs = graph()
+    found = []
+    for each in (layer, ours):
+        torch.manual_seed(7)
+        found.append([each(*inputs), *each.nn.buffers()])
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("node_dim", [-2, 0])
+def test_edge_conv_with_messages_of_more_dimensions(node_dim):
+    network = nn.Sequential(
+        nn.Linear(10, 6), nn.Unflatten(1, (2, 3)), nn.Dropout(0.5), nn.Linear(3, 4)
+    )
+    layer = pyg.EdgeConv(network, aggr="sum", node_dim=node_dim).double()
+    ours = gnnaccel.optimize(copy.deepcopy(layer))
+    inputs = graph()
+    found = []
+    for each in (layer, ours):
+        torch.manual_seed(7)
+        found.append(outcome(lambda each=each: each(*inputs)))
+    (stock, error), (out, ours_error) = found
+    assert type(ours_error) is type(error)
+    torch.testing.assert_close(out, stock)
 
 
 def degrees(edge_index):

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gnnaccel.nn import dense
 from gnnaccel.nn.neighbours import aggregate
-from gnnaccel.nn.split import middle_of
 from gnnaccel.ops.adj import Adj, wants_grad
 from gnnaccel.ops.extreme import run_extreme, split
 from gnnaccel.ops.function import Function
@@ -32,17 +31,6 @@ def ends(linear: Any, x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, Tensor]:
     first, second = linear.weight.chunk(2, dim=1)
     y = dense.linear(x_src, second)
     return y, dense.linear(x_dst, first, linear.bias)
-
-
-def difference_ends(linear: Any, x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, Tensor]:
-    """The same on ``[x_i, x_j - x_i]``."""
-    first, second = linear.weight.chunk(2, dim=1)
-    # About their mean, which cancels: far from the origin, differences would drown in
-    # the rounding of what they are the difference of.
-    middle = middle_of(x_dst)
-    y = dense.linear(x_src - middle, second)
-    z = dense.linear(x_dst, first, linear.bias) - dense.linear(x_dst - middle, second)
-    return y, z
 
 
 def reduce_sum_of_ends(adj: Adj, y: Tensor, z: Tensor, reduce: str) -> Tensor:

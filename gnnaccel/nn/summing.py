@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import MessagePassing, aggr
+from torch_geometric.nn import MessagePassing
 
 from gnnaccel.errors import EdgeIndexError
 from gnnaccel.nn import split
@@ -206,46 +206,36 @@ class Splitting(Summing):
         ready = split.split(getattr(self, found.name), found.parts, rows, edges)
         if ready is None:
             return None
-        rest = ready.rest
         cls: Any = type(self)
         kind: Any = type(self.aggr_module)
-        kind = made_from(kind) or kind
-        stock = cls.aggregate is MessagePassing.aggregate
-        last = rest.pop() if stock and split.ends_in_linear(rest, kind) else None
-        mean = kind is aggr.MeanAggregation
-        try:
-            out = None
-            adds_up = stock and REDUCE_OF.get(kind) in ("sum", "mean")
-            if adds_up and split.only_relu(rest):
-                out = self._unwritten(ready, edge_index, known, mean)
-            if out is None:
-                messages = split.through(rest, split.written(ready, index))
-        except EdgeIndexError:
-            return None  # PyG words its own
+        reduce = None
+        if cls.aggregate is MessagePassing.aggregate:
+            reduce = REDUCE_OF.get(made_from(kind) or kind)
         wanted = layer.inspector.get_flat_param_names(
             ["aggregate", "update"], exclude=layer.special_args
         )
         collected = layer._collect(wanted, edge_index, known, kwargs)
         collect = layer.inspector.collect_param_data
-        if out is None:
-            if last is not None and not split.takes(last, messages, index["_i"]):
-                messages, last = last(messages), None
-            out = layer.aggregate(messages, **collect("aggregate", collected))
-        if last is not None:
-            out = split.after_reduction(last, out, index["_i"], mean)
+        try:
+            out = split.reduced(
+                ready,
+                index,
+                reduce,
+                lambda: self._graph(ready, edge_index, known),
+                lambda messages: layer.aggregate(
+                    messages, **collect("aggregate", collected)
+                ),
+            )
+        except EdgeIndexError:
+            return None  # PyG words its own
         return layer.update(out, **collect("update", collected))
 
-    def _unwritten(
-        self, ready: split.Split, edge_index: Tensor, size: list[Any], mean: bool
-    ) -> Tensor | None:
-        """The reduced messages, if that can be done without writing them down."""
+    def _graph(
+        self, ready: split.Split, edge_index: Tensor, size: list[Any]
+    ) -> Adj | None:
         i = int(self.flow == "source_to_target")
-        x = ready.nodes.get("_j")
-        if x is None:
-            return None
         num_dst = size[1 - i] if size[i] is None else size[i]
-        adj = _graph(self, x, edge_index, num_dst, None)
-        return None if adj is None else split.summed(ready, adj, mean)
+        return _graph(self, ready.nodes["_j"], edge_index, num_dst, None)
 
     def _end(self, name: str, size: Any, kwargs: dict[str, Any]) -> Tensor | None:
         """Features of the nodes at one end, as PyG's ``_collect`` finds them."""
