@@ -133,7 +133,15 @@ class Updated(Both):
         return out + (x[1] if isinstance(x, tuple) else x).sum(-1, keepdim=True)
 
 
-READ = (Both, Taught, Source, Apart, Twice, Updated)
+class Shifted(Both):
+    """PyG's aggregation, and an update that asks for more."""
+
+    def update(self, out, x, dim_size, shift=2.0):
+        assert dim_size == out.size(0)
+        return out + shift + (x[1] if isinstance(x, tuple) else x).sum(-1, keepdim=True)
+
+
+READ = (Both, Taught, Source, Apart, Twice, Updated, Shifted)
 
 
 def inputs(bipartite=False, edges=30):

@@ -6,6 +6,8 @@ Each class here is mixed into a user's, reads what was found in ``message``, and
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -189,8 +191,8 @@ class Splitting(Summing):
             return None
         layer: Any = self
         known = layer._check_input(edge_index, size)
-        target = self.flow == "source_to_target"
-        index = {"_i": edge_index[int(target)], "_j": edge_index[int(not target)]}
+        target = int(self.flow == "source_to_target")
+        index = {"_i": edge_index[target], "_j": edge_index[1 - target]}
         rows = {}
         for name in found.rows:
             x = self._end(name, known, kwargs)
@@ -206,36 +208,48 @@ class Splitting(Summing):
         ready = split.split(getattr(self, found.name), found.parts, rows, edges)
         if ready is None:
             return None
-        cls: Any = type(self)
-        kind: Any = type(self.aggr_module)
         reduce = None
+        cls: Any = type(self)
         if cls.aggregate is MessagePassing.aggregate:
+            kind: Any = type(self.aggr_module)
             reduce = REDUCE_OF.get(made_from(kind) or kind)
-        wanted = layer.inspector.get_flat_param_names(
-            ["aggregate", "update"], exclude=layer.special_args
-        )
-        collected = layer._collect(wanted, edge_index, known, kwargs)
-        collect = layer.inspector.collect_param_data
+        num_dst = known[1 - target] if known[target] is None else known[target]
+        aggregate, update = self._steps(edge_index, known, num_dst, kwargs)
         try:
             out = split.reduced(
                 ready,
                 index,
                 reduce,
-                lambda: self._graph(ready, edge_index, known),
-                lambda messages: layer.aggregate(
-                    messages, **collect("aggregate", collected)
-                ),
+                lambda: _graph(self, ready.nodes["_j"], edge_index, num_dst, None),
+                aggregate,
             )
         except EdgeIndexError:
             return None  # PyG words its own
-        return layer.update(out, **collect("update", collected))
+        return update(out)
 
-    def _graph(
-        self, ready: split.Split, edge_index: Tensor, size: list[Any]
-    ) -> Adj | None:
-        i = int(self.flow == "source_to_target")
-        num_dst = size[1 - i] if size[i] is None else size[i]
-        return _graph(self, ready.nodes["_j"], edge_index, num_dst, None)
+    def _steps(
+        self, edge_index: Tensor, size: Any, num_dst: int, kwargs: dict[str, Any]
+    ) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+        """``aggregate`` and ``update``, given what they ask for besides messages."""
+        layer: Any = self
+        cls: Any = type(self)
+        if (
+            cls.aggregate is MessagePassing.aggregate
+            and cls.update is MessagePassing.update
+        ):  # what they ask for is known
+            target = edge_index[int(self.flow == "source_to_target")]
+            return partial(layer.aggregate, index=target, dim_size=num_dst), _as_it_is
+        wanted = layer.inspector.get_flat_param_names(
+            ["aggregate", "update"], exclude=layer.special_args
+        )
+        collected = layer._collect(wanted, edge_index, size, kwargs)
+        of_aggregate, of_update = (
+            layer.inspector.collect_param_data(step, collected)
+            for step in ("aggregate", "update")
+        )
+        return partial(layer.aggregate, **of_aggregate), partial(
+            layer.update, **of_update
+        )
 
     def _end(self, name: str, size: Any, kwargs: dict[str, Any]) -> Tensor | None:
         """Features of the nodes at one end, as PyG's ``_collect`` finds them."""
@@ -252,6 +266,10 @@ class Splitting(Summing):
             return None
         layer._set_size(size, dim, x)
         return x
+
+
+def _as_it_is(out: Tensor) -> Tensor:
+    return out
 
 
 def _observed(layer: Any) -> bool:
