@@ -136,9 +136,11 @@ class Updated(Both):
 class Shifted(Both):
     """PyG's aggregation, and an update that asks for more."""
 
-    def update(self, out, x, dim_size, shift=2.0):
+    def update(self, out, x, dim_size):
         assert dim_size == out.size(0)
-        return out + shift + (x[1] if isinstance(x, tuple) else x).sum(-1, keepdim=True)
+        return (
+            out + dim_size + (x[1] if isinstance(x, tuple) else x).sum(-1, keepdim=True)
+        )
 
 
 READ = (Both, Taught, Source, Apart, Twice, Updated, Shifted)

@@ -10,6 +10,7 @@ from same import outcome
 from torch import nn
 
 import gnnaccel
+from gnnaccel.kernels import memory
 from gnnaccel.nn import edge_conv, pna_conv
 
 AGGRS = ("sum", "mean", "max", "min")
@@ -176,10 +177,71 @@ def pna(channels=5, aggregators=("mean", "max", "std"), scalers=SCALERS, **kwarg
     return layer, x, edge_index
 
 
+@pytest.fixture(params=[1, memory.THRESHOLD], ids=["as_if_large", "small"])
+def threshold(request, monkeypatch):
+    """Products of a few numbers take the path of large ones, or do not."""
+    monkeypatch.setattr(memory, "THRESHOLD", request.param)
+
+
+@pytest.mark.usefixtures("threshold")
 @pytest.mark.parametrize("name", PNA)
 def test_pna_is_pygs(name, taken):
     check(*pna(**PNA[name]))
     assert taken == [True]
+
+
+@pytest.mark.usefixtures("threshold")
+@pytest.mark.parametrize("scaler", SCALERS)
+@pytest.mark.parametrize(
+    "aggregators", [[a] for a in AGGRS] + [["var", "max"], ["std", "min"]]
+)
+def test_pna_with_few_aggregators_and_one_scaler(aggregators, scaler, taken):
+    check(*pna(aggregators=aggregators, scalers=[scaler]))
+    assert taken == [True]
+
+
+@pytest.mark.parametrize("aggregator", ["var", "std"])
+def test_pna_with_variances_alone(aggregator):
+    layer, x, edge_index = pna(aggregators=[aggregator])
+    layer = layer.double()
+    ours = gnnaccel.optimize(copy.deepcopy(layer))
+    for each in (layer, ours):
+        each(x, edge_index).square().sum().backward()
+    for p, q in zip(layer.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad)
+
+
+@pytest.mark.parametrize("edges", [0, 1])
+def test_pna_with_hardly_an_edge(edges, taken):
+    layer, x, edge_index = pna(**PNA["all"])
+    check(layer, x, edge_index[:, :edges])
+    assert taken == [True]
+
+
+@pytest.mark.parametrize("module", ["lin", "post_nns.0", "post_nns.0.0"])
+def test_hooks_see_what_pna_passes_on(module):
+    layer, x, edge_index = pna()
+    layer = layer.double()
+    seen = []
+    for each in (layer, gnnaccel.optimize(copy.deepcopy(layer))):
+        each.get_submodule(module).register_forward_hook(
+            lambda module, args, out: seen.extend([*args, out])
+        )
+        each(x, edge_index)
+    torch.testing.assert_close(seen[2:], seen[:2])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_node_without_neighbours_adds_nothing(value):
+    layer, x, edge_index = pna(**PNA["all"])
+    for each in (layer, *(pyg.EdgeConv(nn.Linear(10, 6), aggr=a) for a in AGGRS)):
+        each = each.double()
+        ours = gnnaccel.optimize(copy.deepcopy(each))
+        spoilt = x.clone()
+        spoilt[-1] = value
+        # The node is one of an edge's ends alone.
+        out, stock = (layer(spoilt, edge_index) for layer in (ours, each))
+        torch.testing.assert_close(out, stock, equal_nan=True)
 
 
 @pytest.mark.parametrize("kwargs", [{"pre_layers": 2}, {"aggregators": ["mul"]}])
@@ -195,6 +257,22 @@ def test_pna_with_edge_features_goes_to_pyg(taken):
     e = torch.randn(40, 2).double()
     torch.testing.assert_close(ours(x, edge_index, e), layer(x, edge_index, e))
     assert taken == []
+
+
+@pytest.mark.usefixtures("threshold")
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+@pytest.mark.parametrize("aggregators", [["sum", "mean", "var"], ["max", "min", "std"]])
+def test_second_derivatives_of_pna(aggregators, flow):
+    layer, x, edge_index = pna(aggregators=aggregators, flow=flow)
+    layer = layer.double()
+    found = []
+    for each in (layer, gnnaccel.optimize(copy.deepcopy(layer))):
+        leaves = [x.clone().requires_grad_(), *each.parameters()]
+        out = each(leaves[0], edge_index).sin().sum()
+        first = torch.autograd.grad(out, leaves, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+        found.append([*first, *second])
+    torch.testing.assert_close(found[1], found[0])
 
 
 @pytest.mark.parametrize("aggr", AGGRS)
