@@ -97,6 +97,7 @@ class Multiplying(Summing):
     """Mixed in where a message is a row times a weight: sums by a sparse product."""
 
     done_by = "spmm: its message is a row times a weight"
+    keeps_sums = True
 
     def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
         found = self._found(weight_of)
