@@ -133,17 +133,14 @@ class Updated(Both):
         return out + (x[1] if isinstance(x, tuple) else x).sum(-1, keepdim=True)
 
 
-class Shifted(Both):
-    """PyG's aggregation, and an update that asks for more."""
+class Waved(Both):
+    """PyG's aggregation, and an update of its own."""
 
-    def update(self, out, x, dim_size):
-        assert dim_size == out.size(0)
-        return (
-            out + dim_size + (x[1] if isinstance(x, tuple) else x).sum(-1, keepdim=True)
-        )
+    def update(self, out):
+        return out.sin()
 
 
-READ = (Both, Taught, Source, Apart, Twice, Updated, Shifted)
+READ = (Both, Taught, Source, Apart, Twice, Updated, Waved)
 
 
 def inputs(bipartite=False, edges=30):
