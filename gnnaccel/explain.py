@@ -10,20 +10,22 @@ import torch_geometric.nn.conv
 from torch import nn
 from torch_geometric.nn import Aggregation, MessagePassing
 
-from gnnaccel.nn import SWAPS
+from gnnaccel.nn import MODULES, SWAPS
+from gnnaccel.nn.constants import reuses
 from gnnaccel.nn.generic import generic
 from gnnaccel.nn.lifting import made_from
 from gnnaccel.nn.stand_in import stock_of
-from gnnaccel.optimize import EXCLUDED, MARK, check_module
+from gnnaccel.optimize import EXCLUDED, MARK, check_module, inside, left_to_pyg
 
 _FUSED_CLASSES = frozenset(SWAPS.values())
 FUSED, GENERIC, PYG = "fused", "generic", "PyG"
+_FIRST = "not optimised: call gnnaccel.optimize(model)"
 _HEADER = ("layer", "class", "runs", "why")
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is known about one message passing layer, aggregation or pooling layer.
+    """What is known about one layer: of messages, a readout, or a map by type.
 
     Attributes:
         name: Its qualified name in the model, ``""`` if it is the model itself.
@@ -53,10 +55,12 @@ class Explanation:
     Attributes:
         rows: One :class:`Row` per message passing layer, in the model's order.
         readouts: The same for aggregations and pooling layers outside of these.
+        maps: The same for linear layers that have a weight per type (HeteroLinear).
     """
 
     rows: list[Row]
     readouts: list[Row] = field(default_factory=list)
+    maps: list[Row] = field(default_factory=list)
 
     @property
     def fused(self) -> int:
@@ -70,7 +74,7 @@ class Explanation:
 
     def __str__(self) -> str:
         """Return an aligned table with a count below it."""
-        if not self.rows and not self.readouts:
+        if not (self.rows or self.readouts or self.maps):
             return "no message passing layer in this model"
         table = [_HEADER] + [
             (
@@ -79,7 +83,7 @@ class Explanation:
                 row.path,
                 row.why,
             )
-            for row in (*self.rows, *self.readouts)
+            for row in (*self.rows, *self.readouts, *self.maps)
         ]
         # The last column, whose cells are sentences, stays ragged.
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -91,9 +95,12 @@ class Explanation:
             f"{self.fused} fused, {len(self.rows) - self.fused - self.left} generic, "
             f"{self.left} left to PyG"
         )
-        if self.readouts:
-            count = len(self.readouts)
-            lines[-1] += f"; {count} readout{'' if count == 1 else 's'}"
+        for count, what in (
+            (len(self.readouts), "readout"),
+            (len(self.maps), "linear map by type"),
+        ):
+            if count:
+                lines[-1] += f"; {count} {what if count == 1 else _plural(what)}"
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -102,7 +109,8 @@ class Explanation:
 def explain(model: nn.Module) -> Explanation:
     """List every message passing layer of ``model``: fused, or left to PyG and why.
 
-    Below them stand the aggregations and pooling layers that are not inside of one.
+    Below them stand the aggregations and pooling layers that are not inside of one, and
+    linear layers that have a weight per type, also those inside.
 
     The answer describes the model as it is now, for a plain call: ``edge_index`` an
     ordinary tensor. It works before and after :func:`gnnaccel.optimize`, and changes
@@ -128,8 +136,13 @@ def explain(model: nn.Module) -> Explanation:
     check_module("explain", model)
     places: dict[nn.Module, list[str]] = {}
     readouts: dict[nn.Module, list[str]] = {}
+    maps: dict[nn.Module, list[str]] = {}
     inner: set[nn.Module] = set()
+    by_type: Any = tuple(MODULES)
     for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, by_type):
+            maps.setdefault(module, []).append(name)
+            continue
         if isinstance(module, MessagePassing) or _was_message_passing(module):
             places.setdefault(module, []).append(name)
         elif not _is_readout(module):
@@ -137,13 +150,43 @@ def explain(model: nn.Module) -> Explanation:
         elif module not in inner:
             readouts.setdefault(module, []).append(name)
         inner.update(child for child in module.modules() if child is not module)
+    left = inside(model, left_to_pyg)
     return Explanation(
         [_row(layer, names[0], tuple(names[1:])) for layer, names in places.items()],
         [
             Row(names[0], tuple(names[1:]), _name(module), *_readout_path(module))
             for module, names in readouts.items()
         ],
+        [
+            Row(names[0], tuple(names[1:]), _name(module), *_map_path(module, left))
+            for module, names in maps.items()
+        ],
     )
+
+
+def _map_path(module: Any, left: set[int]) -> tuple[str, str]:
+    """What a linear layer that has a weight per type takes, and why.
+
+    Args:
+        module: The layer.
+        left: Modules that are to be left to PyG, by their id.
+    """
+    cls: Any = type(module)
+    ours = next((base for base in cls.__mro__ if base in MODULES.values()), None)
+    if ours is None:
+        if cls not in MODULES:
+            parent = next(base for base in cls.__mro__ if base in MODULES)
+            return (
+                PYG,
+                f"a subclass of {parent.__name__}: only exact PyG types are fused",
+            )
+        if id(module) in left:
+            return PYG, "it is, or is inside of, what is to be left to PyG"
+        return PYG, _FIRST
+    if "forward" in vars(module) or cls.forward is not ours.forward:
+        return PYG, "its forward was replaced"
+    obstacle = _place(module) or module.why_not_fused()
+    return (FUSED, cls.fused_by) if obstacle is None else (PYG, obstacle)
 
 
 def _is_readout(module: nn.Module) -> bool:
@@ -154,12 +197,17 @@ def _is_readout(module: nn.Module) -> bool:
     )
 
 
+def _plural(what: str) -> str:
+    first, *rest = what.split(" by ")
+    return " by ".join([first + "s", *rest])
+
+
 def _readout_path(module: nn.Module) -> tuple[str, str]:
     cls: Any = type(module)
     if made_from(cls) is None:
         if generic(cls) is None:
             return PYG, f"{cls.__name__}.leave_to_pyg is set"
-        return PYG, "not optimised: call gnnaccel.optimize(model)"
+        return PYG, _FIRST
     place = _place(module)
     if place is not None:
         return PYG, place
@@ -175,6 +223,8 @@ def _row(layer: Any, name: str, also: tuple[str, ...]) -> Row:
         reason = "compiled by torch.jit: call gnnaccel.optimize(model) before that"
         return Row(name, also, layer.original_name, PYG, reason)
     path, why = _path(layer)
+    if path != PYG and reuses(layer) and type(layer).keeps_sums:
+        why += "; sums of constant inputs are reused"
     return Row(name, also, _name(layer), path, why)
 
 
@@ -197,7 +247,7 @@ def _path(layer: Any) -> tuple[str, str]:
     if cls in SWAPS:
         would_be_left = _obstacle(_view(layer, SWAPS[cls]))
         if would_be_left is None:
-            return PYG, "not optimised: call gnnaccel.optimize(model)"
+            return PYG, _FIRST
         return PYG, f"not optimised, and would be left to PyG: {would_be_left}"
     if made_from(cls) is not None:
         place = _place(layer)
@@ -205,7 +255,7 @@ def _path(layer: Any) -> tuple[str, str]:
             return PYG, place
         return GENERIC, f"{_why_not_exact(cls)}{cls.done_by}"
     if generic(cls) is not None:
-        return PYG, "not optimised: call gnnaccel.optimize(model)"
+        return PYG, _FIRST
     if getattr(cls, "leave_to_pyg", False):
         return PYG, f"{cls.__name__}.leave_to_pyg is set"
     return PYG, f"{cls.__name__} lifts rows in a way of its own"

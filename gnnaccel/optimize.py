@@ -123,8 +123,8 @@ def optimize(
             _swap(layer)
     # A fused layer looks at the very type of its aggregation, and what is to be left to
     # PyG stays all PyG's.
-    left = _inside(model, _left)
-    fused = _inside(model, lambda layer: type(layer) in _ORIGINALS)
+    left = inside(model, left_to_pyg)
+    fused = inside(model, lambda layer: type(layer) in _ORIGINALS)
     for module in model.modules():
         if (
             not isinstance(module, MessagePassing)
@@ -147,7 +147,7 @@ def optimize(
     return model
 
 
-def _inside(model: nn.Module, which: Callable[[nn.Module], bool]) -> set[int]:
+def inside(model: nn.Module, which: Callable[[nn.Module], bool]) -> set[int]:
     """The modules inside some of a model's, and those, by their id."""
     layers = [layer for layer in model.modules() if which(layer)]
     return {id(module) for layer in layers for module in layer.modules()}
@@ -160,14 +160,15 @@ def _with_functions(module: nn.Module) -> Iterator[nn.Module]:
     """
     if isinstance(module, (MessagePassing, Aggregation)):
         return
-    if reaching(type(module)) is None or any(map(_left, module.modules())):
+    if reaching(type(module)) is None or any(map(left_to_pyg, module.modules())):
         for child in module.children():
             yield from _with_functions(child)
     else:
         yield module
 
 
-def _left(module: nn.Module) -> bool:
+def left_to_pyg(module: nn.Module) -> bool:
+    """Whether somebody wants a module, and what is inside, to be left to PyG."""
     return vars(module).get(MARK) == EXCLUDED or getattr(module, "leave_to_pyg", False)
 
 

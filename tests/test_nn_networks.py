@@ -133,7 +133,14 @@ class Updated(Both):
         return out + (x[1] if isinstance(x, tuple) else x).sum(-1, keepdim=True)
 
 
-READ = (Both, Taught, Source, Apart, Twice, Updated)
+class Waved(Both):
+    """PyG's aggregation, and an update of its own."""
+
+    def update(self, out):
+        return out.sin()
+
+
+READ = (Both, Taught, Source, Apart, Twice, Updated, Waved)
 
 
 def inputs(bipartite=False, edges=30):

@@ -6,6 +6,7 @@ import torch_geometric.nn as pyg
 from torch import nn
 
 import gnnaccel
+from gnnaccel.nn import constants
 
 
 class MyConv(pyg.GCNConv):
@@ -226,3 +227,99 @@ def test_readouts_stand_below():
     assert (row.path, row.why) == ("PyG", "Mine.leave_to_pyg is set")
     (row,) = gnnaccel.explain(gnnaccel.optimize(pyg.TopKPooling(2).to("meta"))).readouts
     assert row.path == "PyG" and "meta" in row.why
+
+
+class MyLinear(pyg.HeteroLinear):
+    pass
+
+
+def heat(**kwargs):
+    return pyg.HEATConv(2, 2, 3, 2, 2, 2, 2, **kwargs)
+
+
+def test_linear_maps_by_type_stand_last():
+    model = nn.ModuleDict({"lin": pyg.HeteroLinear(2, 2, 3), "heat": heat()})
+    model["again"] = model["lin"]
+    model["mine"] = MyLinear(2, 2, 3)
+    names = ["lin", "heat.hetero_lin", "mine"]
+    told = gnnaccel.explain(model)
+    assert [row.name for row in told.maps] == names
+    assert {row.path for row in told.maps} == {"PyG"}
+    assert told.maps[0].why.startswith("not optimised")
+    assert told.maps[0].also == ("again",)
+
+    told = gnnaccel.explain(gnnaccel.optimize(model))
+    assert [row.path for row in told.maps] == ["fused", "fused", "PyG"]
+    assert told.maps[0].why == gnnaccel.nn.HeteroLinear.fused_by
+    assert "subclass of HeteroLinear" in told.maps[2].why
+    assert [row.name for row in told.rows] == ["heat"]
+    *_, last, count = str(told).splitlines()
+    assert last.startswith("mine")
+    assert count.endswith("0 left to PyG; 3 linear maps by type")
+    assert str(gnnaccel.explain(model["lin"])).endswith("; 1 linear map by type")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda linear: linear.half(), "torch.float16"),
+        (lambda linear: linear.to("meta"), "it is on meta"),
+        (lambda linear: setattr(linear, "forward", lambda *_: None), "was replaced"),
+    ],
+)
+def test_linear_maps_by_type_that_are_left(change, why):
+    linear = gnnaccel.optimize(pyg.HeteroLinear(2, 2, 3))
+    change(linear)
+    (row,) = gnnaccel.explain(linear).maps
+    assert row.path == "PyG" and why in row.why
+
+
+def test_linear_maps_inside_of_a_layer_that_is_left():
+    (row,) = gnnaccel.explain(gnnaccel.optimize(heat(), lambda *_: False)).maps
+    assert row.path == "PyG" and "to be left to PyG" in row.why
+
+
+@pytest.mark.parametrize(
+    ("layer", "keeps"),
+    [
+        (lambda: pyg.GCNConv(2, 2), True),
+        (lambda: pyg.SAGEConv(2, 2), True),
+        (lambda: pyg.GraphConv(2, 2), True),
+        (lambda: pyg.GINConv(nn.Linear(2, 2)), True),
+        (lambda: pyg.RGCNConv(2, 2, 2), True),
+        (Own, True),
+        (lambda: pyg.GATConv(2, 2), False),
+        (lambda: pyg.SAGEConv(2, 2, aggr="median"), False),
+    ],
+)
+def test_reuse_of_constant_inputs_is_named(layer, keeps):
+    model = nn.Sequential(layer())
+    told = "; sums of constant inputs are reused"
+    assert told not in only(gnnaccel.optimize(model)).why
+    gnnaccel.optimize(model, reuse_constant_inputs=True)
+    assert only(model).why.endswith(told) == keeps
+    assert told not in only(gnnaccel.optimize(model)).why
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat", "sage", "gin", "graph", "rgcn", "own"])
+def test_what_keeps_sums_is_what_is_said(name, monkeypatch):
+    layers = {
+        "gcn": (pyg.GCNConv(2, 2), ()),
+        "gat": (pyg.GATConv(2, 2), ()),
+        "sage": (pyg.SAGEConv(2, 2), ()),
+        "gin": (pyg.GINConv(nn.Linear(2, 2)), ()),
+        "graph": (pyg.GraphConv(2, 2), ()),
+        "rgcn": (pyg.RGCNConv(2, 2, 1), (torch.zeros(3, dtype=torch.long),)),
+        "own": (Own(), ()),
+    }
+    layer, more = layers[name]
+    gnnaccel.optimize(layer, reuse_constant_inputs=True)
+    kept = []
+    inner = constants.Kept.get
+    monkeypatch.setattr(
+        constants.Kept, "get", lambda *args: kept.append(1) or inner(*args)
+    )
+    x, edge_index = torch.randn(3, 2), torch.tensor([[0, 1, 2], [1, 2, 0]])
+    for _ in range(3):
+        layer(x, edge_index, *more)
+    assert bool(kept) == type(layer).keeps_sums

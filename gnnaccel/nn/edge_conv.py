@@ -1,4 +1,4 @@
-"""EdgeConv with the first linear layer of its network taken per node."""
+"""EdgeConv with the outer linear layers of its network taken per node."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from typing import Any
 import torch_geometric.nn
 from torch import Tensor
 
-from gnnaccel.nn import dense
-from gnnaccel.nn.fused import Fused, graph_for, may_reorder, sizes
-from gnnaccel.nn.pairwise import difference_ends, reduce_sum_of_ends
-from gnnaccel.nn.split import through
+from gnnaccel.nn import split
+from gnnaccel.nn.fused import Fused, graph_for, sizes
+from gnnaccel.nn.networks import Part
 from gnnaccel.ops.gather import gather, scatter
+
+#: What stands side by side in the input of the network.
+_PARTS = (Part("x_i"), Part("x_j", "x_i"))
 
 
 class EdgeConv(Fused, torch_geometric.nn.EdgeConv):
     """:class:`torch_geometric.nn.EdgeConv`, fused.
 
-    A linear layer on ``[x_i, x_j - x_i]`` is a sum of two, of one end each. Where it is
-    the whole network nothing is left to do per edge; else the rest of it is.
+    See :mod:`gnnaccel.nn.split` for what becomes of its network. Where that begins with
+    no linear layer, rows are lifted and messages reduced by our operators.
     """
 
-    fused_by = "its first linear layer per node, not per edge"
+    fused_by = (
+        "the linear layers of its network per node, not per edge, where they may be"
+    )
 
     def forward(self, x: Any, edge_index: Any) -> Tensor:
         """See :class:`torch_geometric.nn.EdgeConv`."""
@@ -35,27 +39,24 @@ class EdgeConv(Fused, torch_geometric.nn.EdgeConv):
 
     def _fused(self, x: Any, edge_index: Any) -> Tensor | None:
         x_src, x_dst, num_dst, ok = sizes(self, x, None)
-        first, rest = dense.first_linear(self.nn)
-        if not ok or first is None or not isinstance(x_dst, Tensor):
+        if not ok or type(edge_index) is not Tensor or not isinstance(x_dst, Tensor):
             return None
         adj = graph_for(self, x_src, edge_index, num_dst)
-        if (
-            adj is None
-            or adj.graph is None
-            or type(edge_index) is not Tensor
-            or not may_reorder(x_src)
-            or not x_src.dtype == x_dst.dtype == first.weight.dtype
-            or first.weight.size(1) != 2 * x_src.size(1)
-            or x_src.size(1) != x_dst.size(1)
-        ):
+        if adj is None or adj.graph is None:
             return None
-        y, z = difference_ends(first, x_src, x_dst)
-        if not rest:
-            return reduce_sum_of_ends(adj, y, z, self._reduce)
         source, target = edge_index
         if self.flow == "target_to_source":
             source, target = target, source
-        messages = through(rest, gather(y, source).add_(gather(z, target)))
-        if messages.dim() != 2:
-            return None
-        return scatter(messages, target, adj.num_dst, self._reduce)
+
+        def aggregate(messages: Tensor) -> Tensor:
+            if messages.dim() == 2 and messages.size(0) == target.size(0):
+                return scatter(messages, target, adj.num_dst, self._reduce)
+            stock: Tensor = self.aggregate(messages, target, None, adj.num_dst)
+            return stock
+
+        found = split.split(self.nn, _PARTS, {"x_i": x_dst, "x_j": x_src}, {})
+        if found is None:
+            x_i, x_j = gather(x_dst, target), gather(x_src, source)
+            return aggregate(self.message(x_i, x_j))
+        index = {"_i": target, "_j": source}
+        return split.reduced(found, index, self._reduce, lambda: adj, aggregate)

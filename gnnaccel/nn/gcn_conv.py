@@ -35,6 +35,7 @@ class GCNConv(Fused, torch_geometric.nn.GCNConv):
 
     _cached_edge_index: Any
     fused_by = "spmm(sum) with the normalisation folded in"
+    keeps_sums = True
 
     def why_not_fused(self) -> str | None:
         """See :meth:`Fused.why_not_fused`."""

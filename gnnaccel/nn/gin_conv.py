@@ -32,6 +32,7 @@ class GINConv(Fused, torch_geometric.nn.GINConv):
     """
 
     fused_by = "spmm with the node's own term folded in"
+    keeps_sums = True
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         """See :class:`torch_geometric.nn.GINConv`."""

@@ -17,6 +17,7 @@ class GraphConv(Fused, torch_geometric.nn.GraphConv):
     """:class:`torch_geometric.nn.GraphConv`, fused for sum, mean, max and min."""
 
     fused_by = "spmm, edge weights inside the kernel"
+    keeps_sums = True
 
     def forward(
         self,

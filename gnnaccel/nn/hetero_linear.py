@@ -17,6 +17,8 @@ from gnnaccel.ops.adj import tracing
 from gnnaccel.ops.function import Function, differentiable_gradients
 from gnnaccel.ops.gather import gather
 
+_DTYPES = (torch.float32, torch.float64)
+
 
 class Sorted(NamedTuple):
     """Rows sorted by type.
@@ -47,6 +49,17 @@ class Sorted(NamedTuple):
 class HeteroLinear(StandIn, torch_geometric.nn.HeteroLinear):
     """:class:`torch_geometric.nn.HeteroLinear`, the order of types remembered."""
 
+    #: What computes the layer, for people.
+    fused_by = "a product per type, on rows that are sorted by type once"
+
+    def why_not_fused(self) -> str | None:
+        """Why ``forward`` goes to PyG's whatever its input; ``None``: it does not."""
+        if self.weight.dtype not in _DTYPES:
+            return (
+                f"its weight is {self.weight.dtype}: only float32 and float64 are fused"
+            )
+        return None
+
     def forward(self, x: Any, type_vec: Any) -> Tensor:
         """See :class:`torch_geometric.nn.HeteroLinear`.
 
@@ -56,7 +69,7 @@ class HeteroLinear(StandIn, torch_geometric.nn.HeteroLinear):
         if (
             is_served(x)
             and x.dtype == self.weight.dtype
-            and x.dtype in (torch.float32, torch.float64)
+            and self.why_not_fused() is None
             and x.size(1) == self.weight.size(1)
             and type(type_vec) is Tensor
             and type_vec.dtype == torch.int64

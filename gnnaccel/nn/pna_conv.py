@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.nn.aggr import (
@@ -15,9 +16,16 @@ from torch_geometric.nn.aggr import (
 )
 
 from gnnaccel.nn import dense
-from gnnaccel.nn.fused import REDUCE_OF, Fused, graph_for, may_reorder, watched
-from gnnaccel.nn.neighbours import aggregate
-from gnnaccel.nn.pairwise import ends, reduce_sum_of_ends
+from gnnaccel.nn.fused import (
+    REDUCE_OF,
+    Fused,
+    graph_for,
+    may_reorder,
+    plain_linear,
+    watched,
+)
+from gnnaccel.nn.pairwise import reduce_all_sums_of_ends
+from gnnaccel.nn.scaled import map_scaled
 from gnnaccel.ops.adj import Adj
 
 
@@ -68,17 +76,27 @@ class PNAConv(Fused, torch_geometric.nn.PNAConv):
             return None
         if x.dtype != self.lin.weight.dtype or x.size(1) != self.in_channels:
             return None
+        reductions = [_KINDS[type(part)] for part in parts]
         scale = self._scales(adj.graph.in_degree.to(x.dtype).unsqueeze(-1))
         outs = []
         for t, network in enumerate(self.pre_nns):
             own = x
             if self.divide_input:
                 own = x[:, t * self.F_in : (t + 1) * self.F_in].contiguous()
-            y, z = ends(self._first(network), own, own)
-            found = torch.cat([_reduced(adj, y, z, part) for part in parts], dim=-1)
-            outs.append(_post(self.post_nns[t], own, found, scale))
-        result: Tensor = self.lin(torch.cat(outs, dim=1))
-        return result
+            before = self._first(network)
+            after, rest = dense.first_linear(self.post_nns[t])
+            if after is None:
+                rest = [self.post_nns[t]]
+            elif self.towers == 1 and not rest and plain_linear(self.lin):
+                # Two linear layers are one.
+                return _tower(
+                    before, _one(after, self.lin), own, adj, reductions, scale
+                )
+            out = _tower(before, after, own, adj, reductions, scale)
+            for module in rest:
+                out = module(out)
+            outs.append(out)
+        return dense.apply(self.lin, torch.cat(outs, dim=1))
 
     def _parts(self) -> list[Any] | None:
         """The aggregations; ``None`` if one of them is of another kind."""
@@ -113,41 +131,51 @@ class PNAConv(Fused, torch_geometric.nn.PNAConv):
         return [makers[name]() for name in scaled.scaler]
 
 
-def _post(
-    network: Any, own: Tensor, found: Tensor, scale: list[Tensor | None]
+class _Map(NamedTuple):
+    """A linear layer's ``[F', F]`` and ``[F']`` or ``None``."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+def _one(first: Any, second: Any) -> _Map:
+    """Two linear layers, one after the other, as one."""
+    bias = second.bias
+    if first.bias is not None:
+        bias = F.linear(first.bias, second.weight, bias)
+    return _Map(second.weight @ first.weight, bias)
+
+
+def _tower(
+    before: Any,
+    after: Any,
+    x: Tensor,
+    adj: Adj,
+    reductions: list[str],
+    scale: list[Tensor | None],
 ) -> Tensor:
-    """``network([own, s_1 found, s_2 found, ...])``.
+    """``after([x, s_1 r, s_2 r, ...])`` of the reductions ``r`` of all messages.
 
-    A scale per row may wait until the linear layer has made few columns of many.
+    Args:
+        before: The linear layer on ``[x_i, x_j]`` that makes messages.
+        after: A linear layer; ``None``: what stands side by side is returned.
+        x: ``[N, F]``.
+        adj: The graph.
+        reductions: Their names.
+        scale: ``[N, 1]`` or ``None`` each.
     """
-    first, rest = dense.first_linear(network)
-    if first is None:
-        scaled = [found if s is None else found * s for s in scale]
-        whole: Tensor = network(torch.cat([own, *scaled], dim=-1))
-        return whole
-    sizes = [own.size(1)] + [found.size(1)] * len(scale)
-    weights = first.weight.split(sizes, dim=1)
-    out = dense.linear(own, weights[0], first.bias)
-    parts = dense.linear_all(found, [(weight, None) for weight in weights[1:]])
-    for s, part in zip(scale, parts, strict=True):
-        # In place: nobody else holds what the layer made.
-        out = out.add_(part) if s is None else out.addcmul_(part, s)
-    for module in rest:
-        out = module(out)
-    return out
+    of_target, of_source = before.weight.chunk(2, dim=1)
+    maps = [(of_source, None), (of_target, before.bias)]
+    if after is None:
+        y, z = dense.linear_all(x, maps)
+        found = torch.cat(reduce_all_sums_of_ends(adj, y, z, reductions), dim=-1)
+        return torch.cat([x, *(found if s is None else found * s for s in scale)], -1)
+    of_own, of_found = after.weight.tensor_split([x.size(1)], dim=1)
+    y, z, own = dense.linear_all(x, [*maps, (of_own, after.bias)])
+    parts = reduce_all_sums_of_ends(adj, y, z, reductions)
+    # In place: nobody else holds what came of them.
+    return map_scaled(parts, of_found, scale).add_(own)
 
 
-_KINDS = (*REDUCE_OF, VarAggregation, StdAggregation)
-
-
-def _reduced(adj: Adj, y: Tensor, z: Tensor, part: Any) -> Tensor:
-    if type(part) in REDUCE_OF:
-        return reduce_sum_of_ends(adj, y, z, REDUCE_OF[type(part)])
-    # What belongs to the destination shifts all its messages: no variance comes of it.
-    mean = aggregate(adj, y, None, "mean")
-    variance = aggregate(adj, y * y, None, "mean").addcmul_(mean, mean, value=-1)
-    if type(part) is VarAggregation:
-        return variance
-    # As StdAggregation does.
-    out = variance.clamp(min=1e-5).sqrt()
-    return out.masked_fill(out <= 1e-5**0.5, 0.0)
+#: The reductions, by the aggregation that asks for them.
+_KINDS: dict[type, str] = {**REDUCE_OF, VarAggregation: "var", StdAggregation: "std"}

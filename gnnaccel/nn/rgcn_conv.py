@@ -26,6 +26,7 @@ class _Relational(Fused):
     """
 
     fused_by = "spmm into pairs of destination and relation, a dense product for each"
+    keeps_sums = True
     num_relations: int
     num_bases: int | None
     num_blocks: int | None

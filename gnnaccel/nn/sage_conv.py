@@ -17,6 +17,7 @@ class SAGEConv(Fused, torch_geometric.nn.SAGEConv):
     """:class:`torch_geometric.nn.SAGEConv`, fused for mean, sum, max and min."""
 
     fused_by = "spmm"
+    keeps_sums = True
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         """See :class:`torch_geometric.nn.SAGEConv`."""

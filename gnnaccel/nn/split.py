@@ -2,12 +2,13 @@
 
 The first linear map is a sum of maps of what stands side by side, and those of node
 features are made once per node instead of once per edge. Where messages are added up,
-the last linear map is made per node, too; if only a ReLU stands between, no message is
-written down.
+the last linear map is made per node, too. If nothing stands between, or a ReLU alone,
+no message is written down.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +17,9 @@ from torch import Tensor
 from gnnaccel.graph import grouping_of
 from gnnaccel.kernels.message import Parts
 from gnnaccel.nn import dense
-from gnnaccel.nn.fused import REDUCE_OF, may_reorder, plain_linear, watched
+from gnnaccel.nn.fused import may_reorder, plain_linear, watched
 from gnnaccel.nn.networks import Part, is_end
+from gnnaccel.nn.pairwise import reduce_sum_of_ends
 from gnnaccel.ops.adj import Adj, wants_grad
 from gnnaccel.ops.gather import gather
 from gnnaccel.ops.message import SHALLOW, mean_of, sum_messages
@@ -27,16 +29,15 @@ class Split(NamedTuple):
     """The first linear map of a network: messages are the sum of all terms.
 
     Attributes:
-        nodes: Terms ``[N, F']`` of either end of edges: ``"_i"``, ``"_j"``.
+        nodes: Terms ``[N, F']`` of either end of edges, ``"_i"`` or ``"_j"``; the bias
+            is in one of them.
         edges: What is left to map for every edge: features ``[E, D]`` and their part
             of the weight, ``[F', D]``.
-        bias: ``[F']`` or ``None``.
         rest: The modules that follow.
     """
 
     nodes: dict[str, Tensor]
     edges: list[tuple[Tensor, Tensor]]
-    bias: Tensor | None
     rest: list[Any]
 
 
@@ -50,7 +51,7 @@ def split(
 
     Args:
         network: A linear layer, or a ``Sequential`` that begins with one.
-        parts: What stands side by side in its input.
+        parts: What stands side by side in its input; not features of edges alone.
         rows: Features of nodes ``[N, D]``, by the argument that is lifted.
         edges: Features of edges ``[E, D]``, by argument.
 
@@ -78,13 +79,15 @@ def split(
         if part.minus is not None
     ):
         return None
-    found = Split({}, [], first.bias, rest)
+    found = Split({}, [], rest)
+    bias = first.bias
     for part, block in zip(parts, weight.split(widths, 1), strict=True):
         if not is_end(part.plus):
             found.edges.append((edges[part.plus], block))
             continue
         for name, x in _centred(part, rows):
-            term = dense.linear(x, block if name == part.plus else -block)
+            term = dense.linear(x, block if name == part.plus else -block, bias)
+            bias = None
             end = name[-2:]
             others = found.nodes.get(end)
             found.nodes[end] = term if others is None else others + term
@@ -97,64 +100,82 @@ def _centred(part: Part, rows: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
     Far from the origin, a difference would drown in the rounding of what it is the
     difference of.
     """
+    plus = rows[part.plus]
     if part.minus is None:
-        return [(part.plus, rows[part.plus])]
-    middle = middle_of(rows[part.minus])
-    return [(name, rows[name] - middle) for name in part.names]
+        return [(part.plus, plus)]
+    minus = rows[part.minus]
+    middle = _middle_of(minus)
+    near = minus - middle
+    return [
+        (part.plus, near if plus is minus else plus - middle),
+        (part.minus, near),
+    ]
 
 
-def middle_of(x: Tensor) -> Tensor:
+def _middle_of(x: Tensor) -> Tensor:
     """The mean of rows; 0 in a column that has none, which must not reach all rows."""
     if not x.size(0):
         return x.new_zeros(x.size(1))
     return x.detach().mean(0).nan_to_num_(0.0, 0.0, 0.0)
 
 
-def written(found: Split, index: dict[str, Tensor]) -> Tensor:
-    """The first linear map of every edge, ``[E, F']``, which nobody else holds.
+def reduced(
+    found: Split,
+    index: dict[str, Tensor],
+    reduce: str | None,
+    graph: Callable[[], Adj | None],
+    aggregate: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """What the network makes of every edge, reduced.
 
     Args:
-        found: Its parts.
+        found: The parts of the network.
         index: ``[E]`` each: the nodes at either end of every edge.
+        reduce: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``; ``None``: whatever
+            ``aggregate`` does.
+        graph: The graph of these edges, if its kernels serve.
+        aggregate: Reduces messages that were written down.
+
+    Returns:
+        What ``aggregate`` does, ``[N, F']`` where ``reduce`` is known.
     """
-    out: Tensor | None = None
-    bias = found.bias
-    for features, block in found.edges:
-        mapped = dense.linear(features, block, bias)
-        bias = None
-        out = mapped if out is None else out.add_(mapped)
-    for end, term in found.nodes.items():
-        lifted = gather(term if bias is None else term + bias, index[end])
-        bias = None
-        out = lifted if out is None else out.add_(lifted)
-    assert out is not None
+    rest, last = found.rest, None
+    if reduce in ("sum", "mean") and rest and plain_linear(rest[-1]):
+        *rest, last = rest
+    found = found._replace(rest=rest)
+    out = None if reduce is None else _unwritten(found, reduce, graph)
+    if out is None:
+        messages = through(rest, _written(found, index))
+        if last is not None and not _takes(last, messages, index["_i"]):
+            messages, last = last(messages), None
+        out = aggregate(messages)
+    if last is None:
+        return out
+    return _after_reduction(last, out, index["_i"], reduce == "mean")
+
+
+def _written(found: Split, index: dict[str, Tensor]) -> Tensor:
+    """The first linear map of every edge, ``[E, F']``, which nobody else holds."""
+    terms = [dense.linear(features, block) for features, block in found.edges]
+    terms += [gather(term, index[end]) for end, term in found.nodes.items()]
+    out, *others = terms
+    for term in others:
+        out = out.add_(term)
     return out
 
 
-def only_relu(modules: list[Any]) -> bool:
-    """Whether these modules are a ReLU and, perhaps, a linear layer."""
-    return (
-        0 < len(modules) <= 2
-        and type(modules[0]) is torch.nn.ReLU
-        and not watched(modules[0])
-        and all(plain_linear(module) for module in modules[1:])
-    )
-
-
-def summed(found: Split, adj: Adj, mean: bool) -> Tensor:
-    """The sum or mean of ``relu`` of the first linear map, without writing it down.
-
-    Args:
-        found: Its parts, of which one belongs to sources.
-        adj: The graph.
-        mean: Instead of a sum.
-
-    Returns:
-        ``[num_dst, F']``.
-    """
-    x, x_dst = found.nodes["_j"], found.nodes.get("_i")
-    if found.bias is not None:
-        x = x + found.bias
+def _unwritten(
+    found: Split, reduce: str, graph: Callable[[], Adj | None]
+) -> Tensor | None:
+    """The reduced messages, if that can be done without writing them down."""
+    nodes = found.nodes
+    linear = not (found.rest or found.edges) and len(nodes) == 2
+    adds_up = reduce in ("sum", "mean") and "_j" in nodes and _only_relu(found.rest)
+    adj = graph() if linear or adds_up else None
+    if adj is None:
+        return None
+    if linear:
+        return reduce_sum_of_ends(adj, nodes["_j"], nodes["_i"], reduce)
     edge = map_ = None
     if found.edges:
         features, blocks = zip(*found.edges, strict=True)
@@ -164,8 +185,18 @@ def summed(found: Split, adj: Adj, mean: bool) -> Tensor:
             edge = dense.linear(edge, weight)
         else:
             map_ = weight.t()
-    total = sum_messages(adj, "add_relu", Parts(x, edge, map_, None, x_dst))
-    return mean_of(adj, total) if mean else total
+    parts = Parts(nodes["_j"], edge, map_, None, nodes.get("_i"))
+    total = sum_messages(adj, "add_relu", parts)
+    return mean_of(adj, total) if reduce == "mean" else total
+
+
+def _only_relu(modules: list[Any]) -> bool:
+    """Whether these modules are a ReLU that nobody watches."""
+    return (
+        len(modules) == 1
+        and type(modules[0]) is torch.nn.ReLU
+        and not watched(modules[0])
+    )
 
 
 def through(modules: list[Any], messages: Tensor) -> Tensor:
@@ -178,13 +209,7 @@ def through(modules: list[Any], messages: Tensor) -> Tensor:
     return messages
 
 
-def ends_in_linear(modules: list[Any], aggregation: Any) -> bool:
-    """Whether the last of the modules may be left until messages are reduced."""
-    reduction = REDUCE_OF.get(aggregation)
-    return reduction in ("sum", "mean") and bool(modules) and plain_linear(modules[-1])
-
-
-def takes(linear: Any, messages: Tensor, index: Tensor) -> bool:
+def _takes(linear: Any, messages: Tensor, index: Tensor) -> bool:
     """Whether a linear map may be left until these messages are reduced."""
     return (
         messages.dim() == 2
@@ -195,7 +220,7 @@ def takes(linear: Any, messages: Tensor, index: Tensor) -> bool:
     )
 
 
-def after_reduction(linear: Any, out: Tensor, index: Tensor, mean: bool) -> Tensor:
+def _after_reduction(linear: Any, out: Tensor, index: Tensor, mean: bool) -> Tensor:
     """A linear map of reduced messages, as if each had passed it.
 
     Args:

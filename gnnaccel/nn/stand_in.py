@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 
 class StandIn:
@@ -20,6 +20,9 @@ class StandIn:
 
 class LayerStandIn(StandIn):
     """Mixed into a message passing class."""
+
+    #: Whether it keeps sums of constant inputs, if asked to: see ``nn.constants``.
+    keeps_sums: ClassVar[bool] = False
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         # PyG writes a compiled `propagate` into each class. Into ours it would write

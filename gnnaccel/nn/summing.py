@@ -6,11 +6,13 @@ Each class here is mixed into a user's, reads what was found in ``message``, and
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import MessagePassing, aggr
+from torch_geometric.nn import MessagePassing
 
 from gnnaccel.errors import EdgeIndexError
 from gnnaccel.nn import split
@@ -95,6 +97,7 @@ class Multiplying(Summing):
     """Mixed in where a message is a row times a weight: sums by a sparse product."""
 
     done_by = "spmm: its message is a row times a weight"
+    keeps_sums = True
 
     def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
         found = self._found(weight_of)
@@ -189,8 +192,8 @@ class Splitting(Summing):
             return None
         layer: Any = self
         known = layer._check_input(edge_index, size)
-        target = self.flow == "source_to_target"
-        index = {"_i": edge_index[int(target)], "_j": edge_index[int(not target)]}
+        target = int(self.flow == "source_to_target")
+        index = {"_i": edge_index[target], "_j": edge_index[1 - target]}
         rows = {}
         for name in found.rows:
             x = self._end(name, known, kwargs)
@@ -206,46 +209,48 @@ class Splitting(Summing):
         ready = split.split(getattr(self, found.name), found.parts, rows, edges)
         if ready is None:
             return None
-        rest = ready.rest
+        reduce = None
         cls: Any = type(self)
-        kind: Any = type(self.aggr_module)
-        kind = made_from(kind) or kind
-        stock = cls.aggregate is MessagePassing.aggregate
-        last = rest.pop() if stock and split.ends_in_linear(rest, kind) else None
-        mean = kind is aggr.MeanAggregation
+        if cls.aggregate is MessagePassing.aggregate:
+            kind: Any = type(self.aggr_module)
+            reduce = REDUCE_OF.get(made_from(kind) or kind)
+        num_dst = known[1 - target] if known[target] is None else known[target]
+        aggregate, update = self._steps(edge_index, known, num_dst, kwargs)
         try:
-            out = None
-            adds_up = stock and REDUCE_OF.get(kind) in ("sum", "mean")
-            if adds_up and split.only_relu(rest):
-                out = self._unwritten(ready, edge_index, known, mean)
-            if out is None:
-                messages = split.through(rest, split.written(ready, index))
+            out = split.reduced(
+                ready,
+                index,
+                reduce,
+                lambda: _graph(self, ready.nodes["_j"], edge_index, num_dst, None),
+                aggregate,
+            )
         except EdgeIndexError:
             return None  # PyG words its own
+        return update(out)
+
+    def _steps(
+        self, edge_index: Tensor, size: Any, num_dst: int, kwargs: dict[str, Any]
+    ) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+        """``aggregate`` and ``update``, given what they ask for besides messages."""
+        layer: Any = self
+        cls: Any = type(self)
+        if (
+            cls.aggregate is MessagePassing.aggregate
+            and cls.update is MessagePassing.update
+        ):  # what they ask for is known
+            target = edge_index[int(self.flow == "source_to_target")]
+            return partial(layer.aggregate, index=target, dim_size=num_dst), _as_it_is
         wanted = layer.inspector.get_flat_param_names(
             ["aggregate", "update"], exclude=layer.special_args
         )
-        collected = layer._collect(wanted, edge_index, known, kwargs)
-        collect = layer.inspector.collect_param_data
-        if out is None:
-            if last is not None and not split.takes(last, messages, index["_i"]):
-                messages, last = last(messages), None
-            out = layer.aggregate(messages, **collect("aggregate", collected))
-        if last is not None:
-            out = split.after_reduction(last, out, index["_i"], mean)
-        return layer.update(out, **collect("update", collected))
-
-    def _unwritten(
-        self, ready: split.Split, edge_index: Tensor, size: list[Any], mean: bool
-    ) -> Tensor | None:
-        """The reduced messages, if that can be done without writing them down."""
-        i = int(self.flow == "source_to_target")
-        x = ready.nodes.get("_j")
-        if x is None:
-            return None
-        num_dst = size[1 - i] if size[i] is None else size[i]
-        adj = _graph(self, x, edge_index, num_dst, None)
-        return None if adj is None else split.summed(ready, adj, mean)
+        collected = layer._collect(wanted, edge_index, size, kwargs)
+        of_aggregate, of_update = (
+            layer.inspector.collect_param_data(step, collected)
+            for step in ("aggregate", "update")
+        )
+        return partial(layer.aggregate, **of_aggregate), partial(
+            layer.update, **of_update
+        )
 
     def _end(self, name: str, size: Any, kwargs: dict[str, Any]) -> Tensor | None:
         """Features of the nodes at one end, as PyG's ``_collect`` finds them."""
@@ -262,6 +267,10 @@ class Splitting(Summing):
             return None
         layer._set_size(size, dim, x)
         return x
+
+
+def _as_it_is(out: Tensor) -> Tensor:
+    return out
 
 
 def _observed(layer: Any) -> bool:
