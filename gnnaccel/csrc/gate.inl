@@ -146,7 +146,7 @@ struct GateView {
   const T* source(int c, int64_t j) const { return src[c] + j * src_stride[c]; }
   const T* target(int c, int64_t i) const { return dst[c] + i * dst_stride[c]; }
 
-  void prefetch_edge(int64_t e, int64_t terms, Block b) const {
+  GNNACCEL_PREFETCHES void prefetch_edge(int64_t e, int64_t terms, Block b) const {
     if (edge == nullptr) return;
     const int64_t p = at(perm, e);
     if (map != nullptr) return prefetch(edge + p * depth, depth * int64_t(sizeof(T)));

@@ -19,7 +19,7 @@ from gnnaccel.kernels.gate import Gates
 from gnnaccel.nn import dense
 from gnnaccel.nn.fused import REDUCE_OF, may_reorder, plain_linear, watched
 from gnnaccel.nn.joined import joined_sum, shallow
-from gnnaccel.nn.lifting import made_from
+from gnnaccel.nn.lifting import made_from, served
 from gnnaccel.nn.neighbours import aggregate
 from gnnaccel.nn.reading import else_stock, of_methods
 from gnnaccel.nn.summing import Summing, found_graph
@@ -27,6 +27,9 @@ from gnnaccel.ops.adj import Adj, wants_grad
 from gnnaccel.ops.gate import Kind, gated_sum
 from gnnaccel.ops.gather import gather
 from gnnaccel.ops.message import SHALLOW, mean_of
+
+#: Numbers in messages from which it pays to group an index that may not come back.
+WORTH_NEW = 1 << 17
 
 
 class Gated(Summing):
@@ -40,7 +43,8 @@ class Gated(Summing):
 
     def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
         if (
-            self._found(gate_of) is None
+            not _pays(kwargs.get(self._rows[0][:-2]), edge_index)
+            or self._found(gate_of) is None
             or kwargs.keys() - self._names
             or self._looked_into(edge_index)
         ):
@@ -287,6 +291,25 @@ def gate_of(cls: Any) -> type[Gated] | None:
         cls: Any message passing class.
     """
     return _GATES.get(cls.message) if else_stock(cls) else None
+
+
+def _pays(x: Any, edge_index: Any) -> bool:
+    """Whether messages are so many that it pays to ask how they are made.
+
+    Args:
+        x: Rows that are lifted, or a pair of such.
+        edge_index: What the user passed.
+    """
+    x = x[0] if isinstance(x, (tuple, list)) and x else x
+    if not (
+        isinstance(x, Tensor)
+        and x.dim() == 2
+        and type(edge_index) is Tensor
+        and edge_index.dim() == 2
+    ):
+        return False
+    size = edge_index.size(1) * x.size(1)
+    return size >= WORTH_NEW or served(x, edge_index[0], size)
 
 
 def _is(act: Any, module: type, functions: tuple[Any, ...]) -> bool:

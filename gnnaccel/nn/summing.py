@@ -96,7 +96,9 @@ class Summing(Lifting):
         x: Any = kwargs.get(name[:-2])
         dim = int((name[-2:] == "_i") == (self.flow == "source_to_target"))
         if isinstance(x, (tuple, list)):
-            if len(x) != 2:
+            # Against the flow PyG has two ways to tell which of both is which: that of
+            # its own code, and that of the code it writes.
+            if len(x) != 2 or (self.flow != "source_to_target" and x[0] is not x[1]):
                 return None
             if isinstance(x[1 - dim], Tensor):
                 layer._set_size(size, 1 - dim, x[1 - dim])
