@@ -96,24 +96,20 @@ def _compare(case, name, form, dtype=torch.float64, graph=None, slack=30, **size
 
 @pytest.mark.parametrize(("kind", "form"), CASES)
 @pytest.mark.parametrize("name", ALL)
-def test_every_graph(backend, name, kind, form):
-    if "hub" in name and backend != "native":
-        pytest.skip("its slices are the compiled kernels'")
+def test_every_graph(name, kind, form):
     _compare(ALL[name], kind, form)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [1, 3, 4, 7, 8, 16, 17, 65, 130])
 def test_every_form_of_the_kernels(isa, width, dtype):
     """Each instruction set and register tile."""
     for kind, form in CASES:
-        if dtype == torch.bfloat16 and form == "none" and kind == "film":
-            continue
         _compare(BIPARTITE["wide"], kind, form, dtype, width=width)
 
 
 @pytest.mark.parametrize(("kind", "form"), CASES)
-def test_wide_indices(backend, monkeypatch, kind, form):
+def test_wide_indices(monkeypatch, kind, form):
     for module in (gnnaccel.graph, native, reference):
         monkeypatch.setattr(module, "index_dtype", lambda *sizes: torch.int64)
     case = BIPARTITE["wide"]
@@ -195,3 +191,13 @@ def test_what_is_not_finite_or_large(kind, form, odd):
             ours, oracle = _functions(case, kind, tensors)
             found, expected = ours(*values), oracle(*values)
             torch.testing.assert_close(found, expected, equal_nan=True)
+            if odd in (float("inf"), -float("inf")):
+                continue  # what is 0 times infinity depends on the order of factors
+            learnt = [v for v in values if v.requires_grad]
+            for a, b in zip(
+                torch.autograd.grad(found.sum(), learnt, allow_unused=True),
+                torch.autograd.grad(expected.sum(), learnt, allow_unused=True),
+                strict=True,
+            ):
+                if a is not None and b is not None:
+                    torch.testing.assert_close(a, b, equal_nan=True)
