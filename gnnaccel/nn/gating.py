@@ -15,6 +15,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 from torch_geometric.nn import aggr
 
+from gnnaccel import kernels
 from gnnaccel.kernels.gate import Gates
 from gnnaccel.nn import dense
 from gnnaccel.nn.fused import REDUCE_OF, may_reorder, plain_linear, watched
@@ -309,7 +310,9 @@ def _pays(x: Any, edge_index: Any) -> bool:
     ):
         return False
     size = edge_index.size(1) * x.size(1)
-    return size >= WORTH_NEW or served(x, edge_index[0], size)
+    if size >= WORTH_NEW:
+        return kernels.pick_for(x) is kernels.native
+    return served(x, edge_index[0], size)
 
 
 def _is(act: Any, module: type, functions: tuple[Any, ...]) -> bool:
