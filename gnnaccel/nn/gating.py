@@ -37,6 +37,8 @@ class Gated(Summing):
     """Mixed in where a layer of PyG's has a message that a kernel knows."""
 
     done_by = "gated_sum: its messages inside the sum"
+    #: How many times as many messages it takes to pay as with the dearest ones.
+    _cost = 1
     #: The arguments of the message.
     _names: frozenset[str]
     #: Which of them are rows, lifted to edges; the first one at the source.
@@ -44,7 +46,7 @@ class Gated(Summing):
 
     def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
         if (
-            not _pays(kwargs.get(self._rows[0][:-2]), edge_index)
+            not self._pays(kwargs.get(self._rows[0][:-2]), edge_index)
             or self._found(gate_of) is None
             or kwargs.keys() - self._names
             or self._looked_into(edge_index)
@@ -73,6 +75,26 @@ class Gated(Summing):
         num_dst = known[1 - i] if known[i] is None else known[i]
         adj = found_graph(self, x, edge_index, num_dst, None)
         return None if adj is None else self._gated(adj, rows, edge, kwargs)
+
+    def _pays(self, x: Any, edge_index: Any) -> bool:
+        """Whether messages are so many that it pays to ask how they are made.
+
+        Args:
+            x: Rows that are lifted, or a pair of such.
+            edge_index: What the user passed.
+        """
+        x = x[0] if isinstance(x, (tuple, list)) and x else x
+        if not (
+            isinstance(x, Tensor)
+            and x.dim() == 2
+            and type(edge_index) is Tensor
+            and edge_index.dim() == 2
+        ):
+            return False
+        size = edge_index.size(1) * x.size(1)
+        if size >= WORTH_NEW * self._cost:
+            return kernels.pick_for(x) is kernels.native
+        return served(x, edge_index[0], size)
 
     def _gated(
         self, adj: Adj, rows: list[Any], edge: Tensor | None, kwargs: dict[str, Any]
@@ -245,6 +267,7 @@ class Frequencies(Gated):
     """Mixed into FAConv: ``tanh(alpha_i + alpha_j)``, a weight of rows."""
 
     done_by = "spmm: its message is a row times a weight"
+    _cost = 2
     _names = frozenset(("x", "alpha", "edge_weight"))
     _rows = ("x_j", "alpha_j", "alpha_i")
     dropout: float
@@ -292,27 +315,6 @@ def gate_of(cls: Any) -> type[Gated] | None:
         cls: Any message passing class.
     """
     return _GATES.get(cls.message) if else_stock(cls) else None
-
-
-def _pays(x: Any, edge_index: Any) -> bool:
-    """Whether messages are so many that it pays to ask how they are made.
-
-    Args:
-        x: Rows that are lifted, or a pair of such.
-        edge_index: What the user passed.
-    """
-    x = x[0] if isinstance(x, (tuple, list)) and x else x
-    if not (
-        isinstance(x, Tensor)
-        and x.dim() == 2
-        and type(edge_index) is Tensor
-        and edge_index.dim() == 2
-    ):
-        return False
-    size = edge_index.size(1) * x.size(1)
-    if size >= WORTH_NEW:
-        return kernels.pick_for(x) is kernels.native
-    return served(x, edge_index[0], size)
 
 
 def _is(act: Any, module: type, functions: tuple[Any, ...]) -> bool:
