@@ -73,6 +73,17 @@ class Bonds(pyg.MessagePassing):
         return torch.relu(x_j + e)
 
 
+class Again(torch.nn.Module):
+    """A layer that also takes the features its network began with: the same ones."""
+
+    def __init__(self, conv: torch.nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(x, x, edge_index)
+
+
 class TwoTypes(torch.nn.Module):
     """HGTConv on a graph whose nodes are of two types, by turns: four of edges."""
 
@@ -147,6 +158,24 @@ LAYERS: dict[str, Entry] = {
     "gine": (
         lambda p, f: pyg.GINEConv(torch.nn.Linear(f, f), edge_dim=4),
         _features,
+        False,
+    ),
+    "res_gated": (lambda p, f: pyg.ResGatedGraphConv(f, f), _nothing, False),
+    "res_gated_edges": (
+        lambda p, f: pyg.ResGatedGraphConv(f, f, edge_dim=4),
+        _features,
+        False,
+    ),
+    "cg": (lambda p, f: pyg.CGConv(f), _nothing, False),
+    "cg_edges": (lambda p, f: pyg.CGConv(f, dim=4), _features, False),
+    "film": (lambda p, f: pyg.FiLMConv(f, f), _nothing, False),
+    "film_relations": (lambda p, f: pyg.FiLMConv(f, f, 8), _types, False),
+    "fa": (lambda p, f: Again(pyg.FAConv(f)), _nothing, False),
+    "gen": (lambda p, f: pyg.GENConv(f, f, learn_t=True), _nothing, False),
+    "gen_edges": (lambda p, f: pyg.GENConv(f, f, edge_dim=4), _features, False),
+    "gen_power": (
+        lambda p, f: pyg.GENConv(f, f, aggr="powermean", p=2.0),
+        _nothing,
         False,
     ),
     "hgt": (TwoTypes, _nothing, False),

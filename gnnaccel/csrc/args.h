@@ -148,4 +148,29 @@ struct MessageArgs {
   void* g_map;       // [map_rows, features], with a map
 };
 
+// Sums of gated messages: see kernels/gate.py for what is computed, and for what out[]
+// holds. Only f32, f64 and int32 indices; what stands per edge is in the caller's order.
+// Backward, g groups by source, out[] are the gradients of src[], and under softmax dst[]
+// are the three terms that its gradient is made of.
+struct GateArgs {
+  Grouping g;
+  int kind;
+  bool backward;
+  const void* src[2];  // [cols, features] ([rows, features] backward)
+  int64_t src_stride[2];
+  const void* dst[3];  // [rows, features] ([cols, features] backward)
+  int64_t dst_stride[3];
+  const void* edge;  // contiguous [entries, terms * features], or [entries, depth] with a
+                     // map; nullptr: 0. As many terms as sources; film: none.
+  const void* map;   // contiguous [map_rows, terms * features], or nullptr
+  int64_t depth, map_rows;  // one row more than depth: it is added as it is
+  const void* t;     // [features], under softmax
+  double epsilon;    // under softmax
+  int64_t features;
+  void* out[4];      // contiguous [rows, features] each, or nullptr: not wanted
+  const void* grad;  // contiguous [cols, features], not under softmax
+  void* g_edge;      // as edge without a map, or nullptr: not wanted
+  void* g_map;       // as the map, with one
+};
+
 }  // namespace gnnaccel

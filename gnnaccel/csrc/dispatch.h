@@ -17,6 +17,7 @@ struct Kernels {
   void (*attention)(const AttentionArgs&, Dtype);
   void (*attention_backward)(const AttentionArgs&, Dtype);
   void (*message_sum)(const MessageArgs&, Dtype);
+  void (*gate_sum)(const GateArgs&, Dtype);
   double (*read_rows)(const Grouping&, const float* x, int64_t features);
 };
 

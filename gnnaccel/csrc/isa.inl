@@ -32,6 +32,7 @@ namespace {
 #include "attention_backward.inl"
 #include "dot.inl"
 #include "extreme.inl"
+#include "gate.inl"
 #include "message.inl"
 #include "softmax.inl"
 #include "spmm.inl"
@@ -52,6 +53,7 @@ extern const Kernels table = {GNNACCEL_STRING(GNNACCEL_ISA),
                               attention,
                               attention_backward,
                               message_sum,
+                              gate_sum,
                               read_rows};
 
 }  // namespace GNNACCEL_ISA

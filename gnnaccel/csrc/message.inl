@@ -38,7 +38,7 @@ struct MessageView {
 
   // Fetches what the entry `ahead` reads of the edges' features.
   template <bool MAPPED>
-  void prefetch_edge(int64_t ahead, Block b) const {
+  GNNACCEL_PREFETCHES void prefetch_edge(int64_t ahead, Block b) const {
     const int64_t p = at(perm, ahead);
     if constexpr (MAPPED) prefetch(edge + p * depth, depth * int64_t(sizeof(T)));
     else if (edge != nullptr) prefetch(edge + p * features + b.first, b.count * int64_t(sizeof(T)));

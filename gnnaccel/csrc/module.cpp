@@ -3,7 +3,10 @@
 // values from here on.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
 
+#include <utility>
 #include <vector>
 
 #include "blocks.h"
@@ -139,6 +142,39 @@ void bind_message_sum(GROUPING_PARAMS, int dtype, int kind, Address x, int64_t x
                         Dtype(dtype));
 }
 
+// Pairs of an address and a stride; strides are in elements.
+void bind_gate_sum(GROUPING_PARAMS, int dtype, int kind, bool backward,
+                   const std::vector<std::pair<Address, int64_t>>& src,
+                   const std::vector<std::pair<Address, int64_t>>& dst, Address edge, Address map,
+                   int64_t depth, int64_t map_rows, Address t, double epsilon, int64_t features,
+                   const std::vector<Address>& out, Address grad, Address g_edge, Address g_map) {
+  nb::gil_scoped_release release;
+  GateArgs a{};
+  a.g = GROUPING;
+  a.kind = kind;
+  a.backward = backward;
+  for (size_t c = 0; c < src.size(); ++c) {
+    a.src[c] = at(src[c].first);
+    a.src_stride[c] = src[c].second;
+  }
+  for (size_t c = 0; c < dst.size(); ++c) {
+    a.dst[c] = at(dst[c].first);
+    a.dst_stride[c] = dst[c].second;
+  }
+  a.edge = at(edge);
+  a.map = at(map);
+  a.depth = depth;
+  a.map_rows = map_rows;
+  a.t = at(t);
+  a.epsilon = epsilon;
+  a.features = features;
+  for (size_t c = 0; c < out.size(); ++c) a.out[c] = at(out[c]);
+  a.grad = at(grad);
+  a.g_edge = at(g_edge);
+  a.g_map = at(g_map);
+  kernels().gate_sum(a, Dtype(dtype));
+}
+
 double bind_read_rows(GROUPING_PARAMS, Address x, int64_t features) {
   nb::gil_scoped_release release;
   return kernels().read_rows(GROUPING, at<const float>(x), features);
@@ -237,6 +273,7 @@ NB_MODULE(_native, m) {
   m.def("attention", &bind_attention);
   m.def("attention_backward", &bind_attention_backward);
   m.def("message_sum", &bind_message_sum);
+  m.def("gate_sum", &bind_gate_sum);
   m.def("read_rows", &bind_read_rows);
   m.def("plan_batch", &bind_plan_batch);
   m.def("fill_batch", &bind_fill_batch);

@@ -241,8 +241,43 @@ static inline Vec<float, N> exp_nonpositive(const Vec<float, N>& x) {
   return (x < -87.0f) ? zero : p * scale;
 }
 
+// The same in double: e^r by its series, of which the first term left out is 4e-18.
+template <int N>
+static inline Vec<double, N> exp_nonpositive(const Vec<double, N>& x) {
+  const Vec<double, N> zero{}, magic = zero + 6755399441055744.0;  // 1.5 * 2^52
+  const Vec<double, N> shifted = x * 1.44269504088896341 + magic, n = shifted - magic;
+  const Vec<double, N> r = (x - n * 6.93145751953125e-1) - n * 1.42860682030941723212e-6;
+  Vec<double, N> p = zero + 1.0 / 6227020800.0;
+  p = p * r + 1.0 / 479001600.0;
+  p = p * r + 1.0 / 39916800.0;
+  p = p * r + 1.0 / 3628800.0;
+  p = p * r + 1.0 / 362880.0;
+  p = p * r + 1.0 / 40320.0;
+  p = p * r + 1.0 / 5040.0;
+  p = p * r + 1.0 / 720.0;
+  p = p * r + 1.0 / 120.0;
+  p = p * r + 1.0 / 24.0;
+  p = p * r + 1.0 / 6.0;
+  p = p * r + 0.5;
+  p = p * r * r + r + 1.0;
+  // The last bits of `shifted` are those of n.
+  Vec<int64_t, N> bits;
+  __builtin_memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits + 1023) << 52;
+  Vec<double, N> scale;
+  __builtin_memcpy(&scale, &bits, sizeof scale);
+  return (x < -708.0) ? zero : p * scale;
+}
+
 static inline float exp_scalar(float x) { return __builtin_expf(x); }
 static inline double exp_scalar(double x) { return __builtin_exp(x); }
+
+// exp(v) for v <= 0.
+template <int N, class A>
+static inline Vec<A, N> exponential(const Vec<A, N>& v) {
+  if constexpr (N > 1) return exp_nonpositive<N>(v);
+  else return exp_scalar(v);
+}
 
 // Replaces v[0, n) by exp(v - max(v)) and returns their sum. Up to the next whole
 // register v holds -inf, and then 0.

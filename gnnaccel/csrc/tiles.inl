@@ -118,7 +118,11 @@ constexpr int64_t kAhead = 12;
 // system says of its caches counts those of other cores, too.
 constexpr int64_t kCached = 32 << 20;
 
-static inline void prefetch(const void* p, int64_t bytes) {
+// GCC takes a function that only prefetches to have no effect, and drops calls of it
+// that it did not inline.
+#define GNNACCEL_PREFETCHES __attribute__((always_inline)) inline
+
+static GNNACCEL_PREFETCHES void prefetch(const void* p, int64_t bytes) {
   const char* c = static_cast<const char*>(p);
   for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(c + b, 0, 3);
 }
@@ -126,7 +130,7 @@ static inline void prefetch(const void* p, int64_t bytes) {
 // Rows that a loop over rows writes, or reads once each, a few ahead: they are in no
 // cache either, and the hardware sees no stream between the gathered rows.
 template <class P>
-static inline void prefetch_row(const P* rows, int64_t r, int64_t end, int64_t stride, Block b) {
+static GNNACCEL_PREFETCHES void prefetch_row(const P* rows, int64_t r, int64_t end, int64_t stride, Block b) {
   constexpr int64_t kRows = 4;
   if (rows != nullptr && r + kRows < end) {
     prefetch(rows + (r + kRows) * stride + b.first, b.count * int64_t(sizeof(P)));

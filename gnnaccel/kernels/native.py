@@ -89,7 +89,7 @@ def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _rows(x: Tensor) -> tuple[Tensor, int]:
+def dense_rows(x: Tensor) -> tuple[Tensor, int]:
     """``x`` with dense rows, and the elements between one row and the next."""
     x = x.resolve_neg()
     if x.is_contiguous():
@@ -162,7 +162,7 @@ def spmm_sum(
     into: Tensor | None = None,
 ) -> Tensor:
     """See :func:`gnnaccel.kernels.reference.spmm_sum`."""
-    x, stride = _rows(x)
+    x, stride = dense_rows(x)
     if w is not None:
         w = w.contiguous()
     heads = x.size(1) if x.dim() == 3 else 1
@@ -237,8 +237,8 @@ def spmm_linear(
     Returns:
         ``[rows, C]``, ``[F, C]``, ``[F, C]``, or ``None`` each.
     """
-    x, stride = _rows(x)
-    y, y_stride = (None, 0) if y is None else _rows(y)
+    x, stride = dense_rows(x)
+    y, y_stride = (None, 0) if y is None else dense_rows(y)
     src_scale, dst_scale, self_scale = scales
     map = map.contiguous()
     root = None if root is None else root.contiguous()
@@ -277,7 +277,7 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor | None:
         x: ``[N, *]``, of any dtype.
         index: ``[E]``, int32 or int64.
     """
-    x, stride = _rows(x)
+    x, stride = dense_rows(x)
     out = memory.empty((index.numel(), *x.shape[1:]), x.dtype)
     row = out.stride(0) if out.dim() > 1 else 1
     bad: int = _native.gather_rows(
@@ -298,7 +298,7 @@ def spmm_extreme(
     g: Grouping, x: Tensor, w: Tensor | None, is_max: bool, with_ties: bool
 ) -> tuple[Tensor, Tensor | None]:
     """See :func:`gnnaccel.kernels.reference.spmm_extreme`."""
-    x, stride = _rows(x)
+    x, stride = dense_rows(x)
     if w is not None:
         w = w.contiguous()
     out = memory.empty((g.rows, x.size(1)), x.dtype)
@@ -327,7 +327,7 @@ def spmm_select(
     transposed: bool,
 ) -> Tensor:
     """See :func:`gnnaccel.kernels.reference.spmm_select`."""
-    x, stride = _rows(x)
+    x, stride = dense_rows(x)
     best, v = best.contiguous(), v.contiguous()
     if w is not None:
         w = w.contiguous()
@@ -350,8 +350,8 @@ def spmm_select(
 
 def sddmm(g: Grouping, a: Tensor, b: Tensor) -> Tensor:
     """See :func:`gnnaccel.kernels.reference.sddmm`."""
-    a, a_stride = _rows(a)
-    b, b_stride = _rows(b)
+    a, a_stride = dense_rows(a)
+    b, b_stride = dense_rows(b)
     out = a.new_empty((g.entries, *a.shape[1:-1]))
     _native.sddmm(
         *g.addresses,
@@ -401,7 +401,7 @@ def _message_sum(
     of_edge: Tensor | None,
     of_map: Tensor | None,
 ) -> Tensor:
-    x, stride = _rows(parts.x)
+    x, stride = dense_rows(parts.x)
     edge, map_, weight, x_dst = (
         None if tensor is None else tensor.contiguous() for tensor in parts[1:]
     )

@@ -12,6 +12,7 @@ from typing import Any
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch_geometric.nn import Aggregation, MessagePassing
 
+from gnnaccel.nn.gating import gate_of
 from gnnaccel.nn.lifting import Lifting, Reaching, make
 from gnnaccel.nn.messages import joined_of, weight_of
 from gnnaccel.nn.networks import network_of
@@ -34,6 +35,9 @@ def generic(cls: Any) -> type | None:
     if issubclass(cls, MessagePassing):
         if cls._index_select is not MessagePassing._index_select:
             return None
+        known = gate_of(cls)
+        if known is not None:
+            return make(known, cls)
         if weight_of(cls) is not None:
             return make(Multiplying, cls)
         if joined_of(cls) is not None:

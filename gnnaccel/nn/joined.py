@@ -43,7 +43,7 @@ def joined_sum(
         ``[num_dst, F]``.
     """
     map_ = None
-    if kind != "mul" and edge.dim() == 2 and _shallow(through, x, edge):
+    if kind != "mul" and edge.dim() == 2 and shallow(through, x, edge):
         map_ = through.weight.t()
         if through.bias is not None:
             map_ = torch.cat([map_, through.bias.unsqueeze(0)])
@@ -59,7 +59,7 @@ def joined_sum(
     return mean_of(adj, out) if reduce == "mean" else out
 
 
-def _shallow(through: Any, x: Tensor, edge: Tensor) -> bool:
+def shallow(through: Any, x: Tensor, edge: Tensor) -> bool:
     """Whether edges' features are better mapped where they are read."""
     return (
         through is not None

@@ -14,11 +14,11 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from gnnaccel.nn.reading import (
+    else_stock,
     globals_of,
     named,
     of_methods,
     parsed,
-    stock_propagate,
 )
 
 ROW = "x_j"
@@ -65,7 +65,7 @@ def weight_of(cls: Any) -> Weight | None:
         The weight of ``x_j``; ``None`` if the message is anything but a weighted row,
         or if its code isn't to be had.
     """
-    if cls.message is MessagePassing.message and _else_stock(cls):
+    if cls.message is MessagePassing.message and else_stock(cls):
         return Weight(None)
     value, names = _returned(cls)
     return _weight(value, names)
@@ -96,22 +96,13 @@ def joined_of(cls: Any) -> Joined | None:
     return _joined(value, names, functions)
 
 
-def _else_stock(cls: Any) -> bool:
-    """Whether all that ``propagate`` calls besides ``message`` is PyG's."""
-    return (
-        cls.update is MessagePassing.update
-        and cls.aggregate is MessagePassing.aggregate
-        and stock_propagate(cls)
-    )
-
-
 def _returned(cls: Any) -> tuple[Any, set[str]]:
     """The one expression that ``message`` returns, and its arguments but for ``x_j``.
 
     ``(None, set())`` if it does more, or if its code isn't to be had.
     """
     nothing: tuple[Any, set[str]] = (None, set())
-    if not _else_stock(cls):
+    if not else_stock(cls):
         return nothing
     function = parsed(cls.message)
     if function is None:

@@ -101,6 +101,15 @@ def stock_propagate(cls: Any) -> bool:
     return cls.propagate is MessagePassing.propagate or written_by_pyg(cls.propagate)
 
 
+def else_stock(cls: Any) -> bool:
+    """Whether all that ``propagate`` calls besides ``message`` is PyG's."""
+    return (
+        cls.update is MessagePassing.update
+        and cls.aggregate is MessagePassing.aggregate
+        and stock_propagate(cls)
+    )
+
+
 def globals_of(function: Any, arguments: set[str]) -> dict[str, Any]:
     """The global names that a function sees: not those that its arguments hide."""
     known: dict[str, Any] = function.__globals__

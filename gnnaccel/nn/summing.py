@@ -92,6 +92,24 @@ class Summing(Lifting):
         kind = type(self.aggr_module)
         return REDUCE_OF.get(made_from(kind) or kind)
 
+    def _end(self, name: str, size: Any, kwargs: dict[str, Any]) -> Tensor | None:
+        """Features of the nodes at one end, as PyG's ``_collect`` finds them."""
+        layer: Any = self
+        x: Any = kwargs.get(name[:-2])
+        dim = int((name[-2:] == "_i") == (self.flow == "source_to_target"))
+        if isinstance(x, (tuple, list)):
+            # Against the flow PyG has two ways to tell which of both is which: that of
+            # its own code, and that of the code it writes.
+            if len(x) != 2 or (self.flow != "source_to_target" and x[0] is not x[1]):
+                return None
+            if isinstance(x[1 - dim], Tensor):
+                layer._set_size(size, 1 - dim, x[1 - dim])
+            x = x[dim]
+        if not is_served(x):
+            return None
+        layer._set_size(size, dim, x)
+        return x
+
 
 class Multiplying(Summing):
     """Mixed in where a message is a row times a weight: sums by a sparse product."""
@@ -120,7 +138,7 @@ class Multiplying(Summing):
             weight = _per_edge(found, weight, edge_index)
             if weight is None:
                 return None
-        adj = _graph(self, x_src, edge_index, num_dst, weight) if ok else None
+        adj = found_graph(self, x_src, edge_index, num_dst, weight) if ok else None
         if adj is None:
             return None
         out = aggregate(adj, x_src, weight, reduce)
@@ -155,7 +173,7 @@ class Joining(Summing):
             )
             if weight is None or wants_grad(weight):
                 return None
-        adj = _graph(self, x_src, edge_index, num_dst, weight) if ok else None
+        adj = found_graph(self, x_src, edge_index, num_dst, weight) if ok else None
         if adj is None:
             return None
         through = None if found.through is None else getattr(self, found.through)
@@ -169,13 +187,14 @@ def _per_edge(found: Weight, weight: Any, edge_index: Tensor) -> Tensor | None:
     return weight.reshape(-1) if weight.dim() == 1 or found.flattens else None
 
 
-def _graph(
+def found_graph(
     layer: Any, x_src: Any, edge_index: Tensor, num_dst: int | None, weight: Any
 ) -> Adj | None:
+    """:func:`gnnaccel.nn.fused.graph_for`; ``None`` where PyG is to word the error."""
     try:
         adj = graph_for(layer, x_src, edge_index, num_dst, weight)
     except EdgeIndexError:
-        return None  # PyG words its own
+        return None
     return None if adj is None or adj.graph is None else adj
 
 
@@ -221,7 +240,7 @@ class Splitting(Summing):
                 ready,
                 index,
                 reduce,
-                lambda: _graph(self, ready.nodes["_j"], edge_index, num_dst, None),
+                lambda: found_graph(self, ready.nodes["_j"], edge_index, num_dst, None),
                 aggregate,
             )
         except EdgeIndexError:
@@ -251,22 +270,6 @@ class Splitting(Summing):
         return partial(layer.aggregate, **of_aggregate), partial(
             layer.update, **of_update
         )
-
-    def _end(self, name: str, size: Any, kwargs: dict[str, Any]) -> Tensor | None:
-        """Features of the nodes at one end, as PyG's ``_collect`` finds them."""
-        layer: Any = self
-        x: Any = kwargs.get(name[:-2])
-        dim = int((name[-2:] == "_i") == (self.flow == "source_to_target"))
-        if isinstance(x, (tuple, list)):
-            if len(x) != 2:
-                return None
-            if isinstance(x[1 - dim], Tensor):
-                layer._set_size(size, 1 - dim, x[1 - dim])
-            x = x[dim]
-        if not is_served(x):
-            return None
-        layer._set_size(size, dim, x)
-        return x
 
 
 def _as_it_is(out: Tensor) -> Tensor:
