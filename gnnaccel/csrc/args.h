@@ -106,6 +106,10 @@ struct AttentionArgs {
   const void* grad;  // [rows, heads * features]
   void* pair;    // [entries, 2 * heads], scratch
   void *g_query, *g_key, *g_value, *g_att, *g_edge, *g_bias;
+  const void* map;  // [depth, heads * features] or nullptr; with it, edges and their
+                    // gradient are [entries, depth]
+  int64_t depth;
+  void* g_map;
 };
 
 // out[i] = own * x[i] + sum_e w[e] f(x[col[e]], y[e]), where y[e] is the edge's row, or

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <new>
 #include <type_traits>
+#include <utility>
 
 #if defined(__F16C__)
 #include <immintrin.h>
@@ -25,12 +26,14 @@ namespace {
 //
 #include "tiles.inl"
 //
+#include "dot.inl"
 #include "heads.inl"
+//
+#include "attention_view.inl"
 //
 #include "attention.inl"
 //
 #include "attention_backward.inl"
-#include "dot.inl"
 #include "extreme.inl"
 #include "message.inl"
 #include "softmax.inl"

@@ -74,7 +74,7 @@ void bind_softmax(GROUPING_PARAMS, int dtype, Address z, Address grad, Address o
 void bind_attention(GROUPING_PARAMS, int dtype, int score, int64_t heads, int64_t features,
                     Address query, Address key, Address value, Address att, Address edge,
                     Address bias, Address keep, double slope, double scale, double epsilon,
-                    Address out, Address shares) {
+                    Address out, Address shares, Address map, int64_t depth) {
   nb::gil_scoped_release release;
   AttentionArgs a{};
   a.g = GROUPING;
@@ -93,6 +93,8 @@ void bind_attention(GROUPING_PARAMS, int dtype, int score, int64_t heads, int64_
   a.epsilon = epsilon;
   a.out = at(out);
   a.shares = at(shares);
+  a.map = at(map);
+  a.depth = depth;
   kernels().attention(a, Dtype(dtype));
 }
 
@@ -104,7 +106,7 @@ void bind_attention_backward(GROUPING_PARAMS, Address t_ptr, Address t_col, Addr
                              Address keep, double slope, double scale, Address out,
                              Address shares, Address grad, Address pair, Address g_query,
                              Address g_key, Address g_value, Address g_att, Address g_edge,
-                             Address g_bias) {
+                             Address g_bias, Address map, int64_t depth, Address g_map) {
   nb::gil_scoped_release release;
   const AttentionArgs a{GROUPING,
                         {at(t_ptr), at(t_col), at(t_perm), t_rows, t_entries, t_max_degree, t_wide},
@@ -112,7 +114,8 @@ void bind_attention_backward(GROUPING_PARAMS, Address t_ptr, Address t_col, Addr
                         at(query), at(key), at(value), at(att), at(edge), at(bias), at(keep),
                         slope, scale, 0.0,
                         at(out), at(shares), at(grad), at(pair),
-                        at(g_query), at(g_key), at(g_value), at(g_att), at(g_edge), at(g_bias)};
+                        at(g_query), at(g_key), at(g_value), at(g_att), at(g_edge), at(g_bias),
+                        at(map), depth, at(g_map)};
   kernels().attention_backward(a, Dtype(dtype));
 }
 

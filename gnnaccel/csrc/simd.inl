@@ -34,6 +34,9 @@ using acc_t = typename Acc<T>::type;
 template <class T>
 constexpr int kLanes = GNNACCEL_BYTES / int(sizeof(acc_t<T>));
 
+template <class A>
+constexpr A kLowest = A(sizeof(A) == 4 ? -__FLT_MAX__ : -__DBL_MAX__);
+
 static inline float from_bits(uint32_t u) {
   float f;
   __builtin_memcpy(&f, &u, 4);
@@ -160,6 +163,28 @@ static inline A horizontal_sum(const Vec<A, N>& v) {
   __builtin_shuffle(a, b, std::conditional_t<sizeof(a[0]) == 4, Vec<int32_t, 4>, Vec<int64_t, 4>>{i, j, k, l})
 #endif
 
+// A mask of the lanes whose sign bit is set, -0 included, to choose by.
+template <int N, class A>
+static inline auto negative(const Vec<A, N>& v) {
+  Vec<std::conditional_t<sizeof(A) == 4, int32_t, int64_t>, N> bits;
+  __builtin_memcpy(&bits, &v, sizeof v);
+  return bits < 0;
+}
+
+// v with blocks of STEP lanes swapped in pairs.
+template <int STEP, int N, class A, int... LANE>
+static inline Vec<A, N> swapped_lanes(const Vec<A, N>& v, std::integer_sequence<int, LANE...>) {
+#if defined(__clang__) || __GNUC__ >= 12
+  return __builtin_shufflevector(v, v, (LANE ^ STEP)...);
+#else
+  return __builtin_shuffle(v, std::conditional_t<sizeof(A) == 4, Vec<int32_t, N>, Vec<int64_t, N>>{(LANE ^ STEP)...});
+#endif
+}
+template <int STEP, int N, class A>
+static inline Vec<A, N> swapped(const Vec<A, N>& v) {
+  return swapped_lanes<STEP, N, A>(v, std::make_integer_sequence<int, N>{});
+}
+
 // The sums of the lanes of four vectors at once: a third of the work of one by one.
 template <int N, class A>
 static inline Vec<A, 4> horizontal_sums(const Vec<A, N>& a, const Vec<A, N>& b,
@@ -214,31 +239,16 @@ static inline Vec<float, N> exp_nonpositive(const Vec<float, N>& x) {
 static inline float exp_scalar(float x) { return __builtin_expf(x); }
 static inline double exp_scalar(double x) { return __builtin_exp(x); }
 
-// Replaces v[0, n) by exp(v - max(v)) and returns their sum. Up to the next whole
-// register v holds -inf, and then 0.
-template <class A>
-static inline A exponentials_padded(A* v, int64_t n, A* top) {
-  constexpr int L = kLanes<A>;
-  Vec<A, L> tops = load<L>(v);
-  for (int64_t k = L; k < n; k += L) {
-    const Vec<A, L> x = load<L>(v + k);
-    tops = (x > tops) ? x : tops;
-  }
-  A most = tops[0];
-  for (int k = 1; k < L; ++k) most = tops[k] > most ? tops[k] : most;
-  *top = most;
-  A sum = 0;
-  if constexpr (std::is_same_v<A, float>) {
-    Vec<float, L> sums{};
-    for (int64_t k = 0; k < n; k += L) {
-      const Vec<float, L> y = exp_nonpositive<L>(load<L>(v + k) - most);
-      store<L>(v + k, y);
-      sums += y;
-    }
-    sum = horizontal_sum<L, float>(sums);
+// exp(x) for x <= 0, lane by lane.
+template <int N, class A>
+static inline Vec<A, N> exponential(const Vec<A, N>& v) {
+  if constexpr (N > 1 && std::is_same_v<A, float>) {
+    return exp_nonpositive<N>(v);
+  } else if constexpr (N > 1) {
+    Vec<A, N> y;
+    for (int n = 0; n < N; ++n) y[n] = exp_scalar(v[n]);
+    return y;
   } else {
-    for (int64_t k = 0; k < n; ++k) sum += v[k] = exp_scalar(v[k] - most);
-    for (int64_t k = n; k % L != 0; ++k) v[k] = 0;
+    return exp_scalar(v);
   }
-  return sum;
 }

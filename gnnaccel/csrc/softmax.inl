@@ -24,19 +24,6 @@ static inline A exponentials(A* v, int64_t n) {
 // Heads from which a row's entries are read as they lie, a register of heads at a time.
 constexpr int64_t kWideHeads = 4;
 
-template <int N, class A>
-static inline Vec<A, N> exponential(const Vec<A, N>& v) {
-  if constexpr (N > 1 && std::is_same_v<A, float>) {
-    return exp_nonpositive<N>(v);
-  } else if constexpr (N > 1) {
-    Vec<A, N> y;
-    for (int n = 0; n < N; ++n) y[n] = exp_scalar(v[n]);
-    return y;
-  } else {
-    return exp_scalar(v);
-  }
-}
-
 // One row's softmax for the heads of a block: entries e0 to e1.
 template <int K, int N, class T, class I>
 static inline void softmax_block(const SoftmaxArgs& a, const I* perm, int64_t e0, int64_t e1,

@@ -34,6 +34,8 @@ def attention(
         EPSILON,
         out.data_ptr(),
         0 if shares is None else shares.data_ptr(),
+        0,
+        0,
     )
     return out, shares
 
@@ -74,6 +76,9 @@ def attention_backward(
         pair.data_ptr(),
         *(0 if x is None else x.data_ptr() for x in (query, key, value, att)),
         *(0 if x is None else x.data_ptr() for x in (edge, bias)),
+        0,
+        0,
+        0,
     )
     return Inputs(query, key, value, att, edge, bias)
 
