@@ -12,9 +12,12 @@ struct Attention {
   const Heads<T, N, EXACT> hs{a.heads, a.features};
   const Lanes<T> lanes{a.heads};
   const int64_t heads = a.heads, columns = hs.columns();
-  // A slice leaves the largest logit and the sum of exponentials of every head, then
-  // its weighted sum.
-  const int64_t width = columns + 2 * heads;
+  // Under `sum` the gradients want, apart, the weighted sum of those values and the sum of
+  // those shares whose leaky ReLU was on its positive side.
+  const bool apart = S == Score::sum && a.positive != nullptr;
+  // A slice leaves the largest logit and the sum of exponentials of every head, then its
+  // weighted sum; and what is wanted apart.
+  const int64_t width = 2 * heads + columns + (apart ? columns + heads : 0);
   const int64_t longest = a.g.max_degree < kSlice ? a.g.max_degree : kSlice;
   mutable bool failed = false;
 
@@ -22,15 +25,15 @@ struct Attention {
 
   // Scratch of one thread. By entry and head: logits, which become shares, and, for
   // `sum`, what the leaky ReLU takes. One period each: the query of `sum`; of all steps so
-  // far the largest logit and the sum of exponentials; a factor; the largest logit that
-  // each step used.
+  // far the largest logit, the sum of exponentials and that of those on the positive side;
+  // a factor; the largest logit that each step used.
   struct Room {
-    T *shares, *inner, *query, *top, *total, *factor, *tops, *made;
+    T *shares, *inner, *query, *top, *total, *positive, *factor, *tops, *made;
   };
 
   int64_t room_size() const {
     const int64_t steps = (longest + kStep - 1) / kStep;
-    return 2 * lanes.size(kStep) + (4 + steps) * lanes.period + v.made_size();
+    return 2 * lanes.size(kStep) + (5 + steps) * lanes.period + v.made_size();
   }
 
   Room room(T* data) const {
@@ -40,7 +43,8 @@ struct Attention {
     m.query = m.inner + lanes.size(kStep);
     m.top = m.query + lanes.period;
     m.total = m.top + lanes.period;
-    m.factor = m.total + lanes.period;
+    m.positive = m.total + lanes.period;
+    m.factor = m.positive + lanes.period;
     m.made = m.factor + lanes.period;
     m.tops = m.made + v.made_size();
     return m;
@@ -49,8 +53,8 @@ struct Attention {
   void logits(int64_t i, int64_t e0, int64_t n, const Room& m) const {
     if constexpr (S == Score::sum) {
       for (int64_t k = 0; k < n; ++k) {
-        v.template prefetch_far<S>(e0 + k);
-        lanes.copy(m.inner + k * lanes.stride, v.key + at(v.col, e0 + k) * heads);
+        v.template prefetch_far<S>(e0 + k, 0, columns * int64_t(sizeof(T)));
+        lanes.copy(m.inner + k * lanes.stride, v.key + v.col[e0 + k] * heads);
       }
       // One loop per term: in a common one the compiler masks the loads of what is not
       // there, and a masked load from a null pointer takes a fault's time.
@@ -85,10 +89,11 @@ struct Attention {
             else near.query *= v.scale;
             return near;
           },
-          [&](int64_t k, bool first) {
+          [&](int64_t k, int64_t o, int64_t bytes) {
             const int64_t e = e0 + k;
-            if (first) v.template prefetch_far<S>(e);
-            return Far{v.key + at(v.col, e) * columns, v.edge_row(v.perm, e, k, m.made)};
+            v.template prefetch_far<S>(e, o, bytes);
+            const T* edge = v.edge_row(v.perm, e, k, m.made);
+            return Far{v.key + v.col[e] * columns + o, edge == nullptr ? nullptr : edge + o};
           },
           [&](const Far& far, int64_t o, const Near& near) -> Vec<T, N> {
             Vec<T, N> u = load<N>(far.key + o);
@@ -133,73 +138,127 @@ struct Attention {
     }
   }
 
-  // Entries [e0, e0 + n) of row i: adds them to `out`, which is not normalised.
-  void step(int64_t i, int64_t e0, int64_t n, bool first, const Room& m, T* tops, T* out) const {
+  // Leaves in m.inner the shares on the positive side, and adds them up.
+  void set_apart(int64_t n, bool first, const Room& m) const {
+    const V zero{};
+    for (int64_t r = 0; r < lanes.period; r += L) {
+      V total{};
+      for (int64_t o = r; o < lanes.size(n); o += lanes.period) {
+        const V x = (load<L>(m.inner + o) > zero) ? load<L>(m.shares + o) : zero;
+        store<L>(m.inner + o, x);
+        total += x;
+      }
+      total = lanes.combined(total, [](const V& x, const V& y) -> V { return x + y; });
+      if (!first) total += load<L>(m.factor + r) * load<L>(m.positive + r);
+      store<L>(m.positive + r, total);
+    }
+  }
+
+  // Entries [e0, e0 + n) of row i: adds them to `out`, which is not normalised, and to
+  // `positive`.
+  void step(int64_t i, int64_t e0, int64_t n, bool first, const Room& m, T* tops, T* out,
+            T* positive) const {
     logits(i, e0, n, m);
     exponentials(n, first, m, tops);
     if (!first) hs.scale(out, m.factor);
-    if (T* shares = static_cast<T*>(a.shares); shares != nullptr) {
-      if constexpr (S == Score::sum) {
-        // Its sign tells the backward pass on which side the leaky ReLU was.
-        const V zero{};
-        for (int64_t o = 0; o < lanes.size(n); o += L) {
-          const V x = load<L>(m.shares + o);
-          store<L>(m.inner + o, (load<L>(m.inner + o) > zero) ? x : -x);
-        }
-      }
-      lanes.store_entries(shares + e0 * heads, S == Score::sum ? m.inner : m.shares, n);
+    if (apart) {
+      set_apart(n, first, m);
+      if (!first) hs.scale(positive, m.factor);
+    }
+    if (T* shares = static_cast<T*>(a.shares); S != Score::sum && shares != nullptr) {
+      lanes.store_entries(shares + e0 * heads, m.shares, n);
     }
     if (v.keep != nullptr) {
       for (int64_t k = 0; k < n; ++k) {
-        lanes.multiply(m.shares + k * lanes.stride, v.keep + at(v.perm, e0 + k) * heads);
+        const T* keep = v.keep + at(v.perm, e0 + k) * heads;
+        lanes.multiply(m.shares + k * lanes.stride, keep);
+        if (apart) lanes.multiply(m.inner + k * lanes.stride, keep);
       }
     }
     hs.groups([&]<int K>(int64_t s) {
       const Group<K, T, N, EXACT> g(hs, s);
-      Vec<T, N> acc[K] = {};
+      const auto leave = [&](T* row, const Vec<T, N>(&acc)[K]) {
+        for (int r = 0; r < K; ++r) {
+          if (first) store<N>(row + g.first + g.offset_of(r), acc[r]);
+          else hs.add(row, s + r, acc[r]);
+        }
+      };
+      Vec<T, N> acc[K] = {}, more[K] = {};
+      if (apart) {
+        for (int64_t k = 0; k < n; ++k) {
+          const T* row = v.value + v.col[e0 + k] * columns + g.first;
+          const T *share = m.shares + k * lanes.stride + g.head, *some = share + (m.inner - m.shares);
+          for (int r = 0; r < K; ++r) {
+            const Vec<T, N> x = load<N>(row + g.offset_of(r));
+            acc[r] += share[g.head_of(r)] * x;
+            more[r] += some[g.head_of(r)] * x;
+          }
+        }
+        leave(positive, more);
+        return leave(out, acc);
+      }
       for (int64_t k = 0; k < n; ++k) {
-        const T *row = v.value + at(v.col, e0 + k) * columns, *share = m.shares + k * lanes.stride;
+        const T* row = v.value + v.col[e0 + k] * columns + g.first;
+        const T* share = m.shares + k * lanes.stride + g.head;
         const T* edge = S == Score::dot ? v.edge_row(v.perm, e0 + k, k, m.made) : nullptr;
         for (int r = 0; r < K; ++r) {
-          Vec<T, N> x = load<N>(row + g.offset[r]);
-          if (edge != nullptr) x += load<N>(edge + g.offset[r]);
-          acc[r] += share[g.head[r]] * x;
+          Vec<T, N> x = load<N>(row + g.offset_of(r));
+          if (edge != nullptr) x += load<N>(edge + g.first + g.offset_of(r));
+          acc[r] += share[g.head_of(r)] * x;
         }
       }
-      for (int r = 0; r < K; ++r) {
-        if (first) store<N>(out + g.offset[r], acc[r]);
-        else hs.add(out, s + r, acc[r]);
-      }
+      leave(out, acc);
     });
   }
 
+  // Where row i keeps what its gradients want: `sum` only.
+  T* positive_of(int64_t i) const { return static_cast<T*>(a.positive) + i * columns; }
+  T* stats_of(int64_t i) const { return static_cast<T*>(a.stats) + i * 3 * heads; }
+
   // The range [e0, e0 + n) of row i. Whole rows are normalised; slices leave `partial`.
   void range(int64_t i, int64_t e0, int64_t n, const Room& m, T* partial) const {
-    T* out = partial == nullptr ? static_cast<T*>(a.out) + i * columns : partial + 2 * heads;
+    const bool whole = partial == nullptr;
+    T* const out = whole ? static_cast<T*>(a.out) + i * columns : partial + 2 * heads;
+    T* const positive = !apart ? nullptr : whole ? positive_of(i) : out + columns;
     if (n == 0) {
       for (int64_t c = 0; c < columns; ++c) out[c] = 0;
+      if (apart) {
+        for (int64_t c = 0; c < columns; ++c) positive[c] = 0;
+        for (int64_t h = 0; h < 3 * heads; ++h) stats_of(i)[h] = 0;
+      }
       return;
     }
     if (S == Score::sum && v.query != nullptr) lanes.repeat(m.query, v.query + i * heads);
     for (int64_t k = 0; k < n; k += kStep) {
       const int64_t count = n - k < kStep ? n - k : kStep;
-      step(i, e0 + k, count, k == 0, m, m.tops + k / kStep * lanes.period, out);
+      step(i, e0 + k, count, k == 0, m, m.tops + k / kStep * lanes.period, out, positive);
     }
-    if (partial != nullptr) {
+    if (!whole) {
       lanes.copy(partial, m.top);
       lanes.copy(partial + heads, m.total);
+      if (apart) lanes.copy(positive + columns, m.positive);
     }
     for (int64_t r = 0; r < lanes.period; r += L) {
       const V top = load<L>(m.top + r);
-      const V share = partial == nullptr ? share_of<L>(load<L>(m.total + r)) : V{} + T(1);
+      const V share = whole ? share_of<L>(load<L>(m.total + r)) : V{} + T(1);
       store<L>(m.factor + r, share);
+      store<L>(m.positive + r, load<L>(m.positive + r) * share);
       for (int64_t k = 0; k < n; k += kStep) {
         T* factor = m.tops + k / kStep * lanes.period + r;
         store<L>(factor, n <= kStep ? share : exponential<L, T>(load<L>(factor) - top) * share);
       }
     }
-    if (partial == nullptr) hs.scale(out, m.factor);
-    if (a.shares == nullptr) return;
+    if (whole) {
+      hs.scale(out, m.factor);
+      if (apart) {
+        hs.scale(positive, m.factor);
+        T* stats = stats_of(i);
+        lanes.copy(stats, m.top);
+        lanes.copy(stats + heads, m.factor);
+        lanes.copy(stats + 2 * heads, m.positive);
+      }
+    }
+    if (S == Score::sum || a.shares == nullptr) return;
     T* shares = static_cast<T*>(a.shares) + e0 * heads;
     for (int64_t k = 0; k < n; k += kStep) {
       const int64_t count = n - k < kStep ? n - k : kStep;
@@ -239,15 +298,27 @@ struct Attention {
       for (int64_t s = 0; s < slices; ++s) {
         total += partial[s * width + heads + h] * exp_scalar(partial[s * width + h] - top);
       }
-      T* y = out + h * a.features;
+      T *y = out + h * a.features, *stats = apart ? stats_of(i) : nullptr;
+      T* positive = apart ? positive_of(i) + h * a.features : nullptr;
       for (int64_t c = 0; c < a.features; ++c) y[c] = 0;
+      if (apart) {
+        for (int64_t c = 0; c < a.features; ++c) positive[c] = 0;
+        stats[h] = top;
+        stats[heads + h] = share_of<1>(total);
+        stats[2 * heads + h] = 0;
+      }
       for (int64_t s = 0; s < slices; ++s) {
         const T* row = partial + s * width;
         const T share = exp_scalar(row[h] - top) * share_of<1>(total);
+        if (apart) {
+          const T* from = row + 2 * heads + columns;
+          for (int64_t c = 0; c < a.features; ++c) positive[c] += share * from[h * a.features + c];
+          stats[2 * heads + h] += share * from[columns + h];
+        }
         for (int64_t c = 0; c < a.features; ++c) {
           y[c] += share * row[2 * heads + h * a.features + c];
         }
-        if (shares == nullptr) continue;
+        if (S == Score::sum || shares == nullptr) continue;
         const int64_t from = e0 + s * kSlice, to = from + kSlice < e1 ? from + kSlice : e1;
         for (int64_t e = from; e < to; ++e) shares[e * heads + h] *= share;
       }
@@ -256,6 +327,7 @@ struct Attention {
 
   void run() const {
     prefer_huge_pages(a.out, a.g.rows * columns * int64_t(sizeof(T)));
+    if (apart) prefer_huge_pages(a.positive, a.g.rows * columns * int64_t(sizeof(T)));
     if (a.shares != nullptr) {
       prefer_huge_pages(a.shares, a.g.entries * heads * int64_t(sizeof(T)));
     }

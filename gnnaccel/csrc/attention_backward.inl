@@ -1,5 +1,6 @@
-// Gradients of attention: one pass over destinations, which leaves for every entry its
-// kept share and the gradient of its logit, and one over sources, which reads them.
+// Gradients of attention by `mlp` and `dot`: one pass over destinations, which leaves for
+// every entry its kept share and the gradient of its logit, and one over sources, which
+// reads them.
 //
 // With shares p, kept shares p' = p keep and logits z, the gradient of out = sum p' v is
 // dz = p (keep <g, v> - <g, out>).
@@ -14,8 +15,8 @@ struct AttentionToRows {
   const Heads<T, N, EXACT> hs{a.heads, a.features};
   const Lanes<T> lanes{a.heads};
   const int64_t heads = a.heads, columns = hs.columns();
-  // `sum`: the query's gradient; `mlp`: that, and that of att; `dot`: the query's.
-  const int64_t own = S == Score::sum ? heads : S == Score::mlp ? 2 * columns : columns;
+  // `mlp`: the query's gradient, and that of att; `dot`: the query's.
+  const int64_t own = S == Score::mlp ? 2 * columns : columns;
   // Then that of the map.
   const int64_t width = own + map_size(a);
   double* slots;  // [parts, slot_size]: gradients of att and of the map, by part of the rows
@@ -31,15 +32,14 @@ struct AttentionToRows {
   }
 
   // Scratch of one thread. By entry and head: shares, kept ones after `logits`; gradients
-  // of logits; keep. One period each: <g, out>; the query's gradient of `sum`. Rows of a
-  // step's edges and their gradients, and the features those are made of; a step's
-  // gradient of the map. The sums of a row.
+  // of logits; keep. One period: <g, out>. Rows of a step's edges and their gradients, and
+  // the features those are made of; a step's gradient of the map. The sums of a row.
   struct Room {
-    T *shares, *grads, *keep, *mean, *query, *made, *of_made, *features, *of_map, *sums;
+    T *shares, *grads, *keep, *mean, *made, *of_made, *features, *of_map, *sums;
   };
 
   int64_t room_size() const {
-    return 3 * lanes.size(kStep) + 2 * lanes.period + width + map_size(a) +
+    return 3 * lanes.size(kStep) + lanes.period + width + map_size(a) +
            (v.map == nullptr ? 0 : 2 * v.made_size() + kStep * v.depth);
   }
 
@@ -49,8 +49,7 @@ struct AttentionToRows {
     m.grads = m.shares + lanes.size(kStep);
     m.keep = m.grads + lanes.size(kStep);
     m.mean = m.keep + lanes.size(kStep);
-    m.query = m.mean + lanes.period;
-    m.sums = m.query + lanes.period;
+    m.sums = m.mean + lanes.period;
     m.of_map = m.sums + width;
     m.made = m.of_map + map_size(a);
     m.of_made = m.made + v.made_size();
@@ -58,8 +57,7 @@ struct AttentionToRows {
     return m;
   }
 
-  // The gradients of the logits of n entries, through the leaky ReLU of `sum` and the
-  // scale of `dot`; for `sum` added to m.query.
+  // The gradients of the logits of n entries, through the scale of `dot`.
   void logits(int64_t i, int64_t e0, int64_t n, const Room& m) const {
     struct Far {
       const T *value, *edge;
@@ -67,11 +65,11 @@ struct AttentionToRows {
     const T* grad = static_cast<const T*>(a.grad) + i * columns;
     hs.sums(
         n, m.grads, lanes.stride, [&](int64_t o) { return load<N>(grad + o); },
-        [&](int64_t k, bool first) {
+        [&](int64_t k, int64_t o, int64_t bytes) {
           const int64_t e = e0 + k;
-          if (first) v.template prefetch_far<S>(e);
-          return Far{v.value + at(v.col, e) * columns,
-                     S == Score::dot ? v.edge_row(v.perm, e, k, m.made) : nullptr};
+          v.template prefetch_far<S>(e, o, bytes);
+          const T* edge = S == Score::dot ? v.edge_row(v.perm, e, k, m.made) : nullptr;
+          return Far{v.value + v.col[e] * columns + o, edge == nullptr ? nullptr : edge + o};
         },
         [&](const Far& far, int64_t o, const Vec<T, N>& g) -> Vec<T, N> {
           Vec<T, N> x = load<N>(far.value + o);
@@ -91,24 +89,11 @@ struct AttentionToRows {
     }
     for (int64_t r = 0; r < lanes.period; r += L) {
       const V mean = load<L>(m.mean + r);
-      V query = load<L>(m.query + r);
       for (int64_t o = r; o < size; o += lanes.period) {
-        const V stored = load<L>(m.shares + o);
-        if constexpr (S == Score::sum) {
-          // By registers: branches on the sign are not predictable.
-          const V share = negative<L, T>(stored) ? -stored : stored;
-          V d = share * (load<L>(m.grads + o) - mean);
-          d = negative<L, T>(stored) ? d * v.slope : d;
-          query += d;
-          store<L>(m.grads + o, d);
-          store<L>(m.shares + o, share);
-        } else {
-          V d = stored * (load<L>(m.grads + o) - mean);
-          if constexpr (S == Score::dot) d *= v.scale;
-          store<L>(m.grads + o, d);
-        }
+        V d = load<L>(m.shares + o) * (load<L>(m.grads + o) - mean);
+        if constexpr (S == Score::dot) d *= v.scale;
+        store<L>(m.grads + o, d);
       }
-      store<L>(m.query + r, query);
     }
     if (v.keep != nullptr) {
       for (int64_t o = 0; o < size; o += L) {
@@ -119,11 +104,6 @@ struct AttentionToRows {
     for (int64_t k = 0; k < n; ++k) {
       lanes.copy(pair + k * 2 * heads, m.shares + k * lanes.stride);
       lanes.copy(pair + k * 2 * heads + heads, m.grads + k * lanes.stride);
-    }
-    if (T* g_bias = static_cast<T*>(a.g_bias); S == Score::sum && g_bias != nullptr) {
-      for (int64_t k = 0; k < n; ++k) {
-        lanes.copy(g_bias + at(v.perm, e0 + k) * heads, m.grads + k * lanes.stride);
-      }
     }
   }
 
@@ -136,32 +116,35 @@ struct AttentionToRows {
     hs.groups([&]<int K>(int64_t s) {
       const Group<K, T, N, EXACT> g(hs, s);
       Vec<T, N> acc[K] = {}, of_att[K] = {}, query[K];
-      for (int r = 0; r < K; ++r) query[r] = load<N>(q + g.offset[r]);
+      for (int r = 0; r < K; ++r) query[r] = load<N>(q + g.first + g.offset_of(r));
       for (int64_t k = 0; k < n; ++k) {
         const int64_t e = e0 + k;
-        const T *row = v.key + at(v.col, e) * columns, *edge = v.edge_row(v.perm, e, k, m.made),
-                *d = m.grads + k * lanes.stride, *share = m.shares + k * lanes.stride;
+        const T *row = v.key + v.col[e] * columns + g.first,
+                *edge = v.edge_row(v.perm, e, k, m.made),
+                *d = m.grads + k * lanes.stride + g.head;
         for (int r = 0; r < K; ++r) {
-          Vec<T, N> u = load<N>(row + g.offset[r]), of_edge;
-          const T of_logit = d[g.head[r]];
+          const int64_t o = g.first + g.offset_of(r);
+          Vec<T, N> u = load<N>(row + g.offset_of(r)), of_edge;
+          const T of_logit = d[g.head_of(r)];
           if constexpr (S == Score::mlp) {
             // Summed in the order of the forward pass: the sign must not change.
             u += query[r];
-            if (edge != nullptr) u += load<N>(edge + g.offset[r]);
+            if (edge != nullptr) u += load<N>(edge + o);
             const Vec<T, N> zero{}, flat = (u > zero) ? zero + of_logit : zero + of_logit * v.slope;
             acc[r] += flat;
             of_att[r] += flat * u;
-            if (of_edges) of_edge = flat * load<N>(v.att + g.offset[r]);
+            if (of_edges) of_edge = flat * load<N>(v.att + o);
           } else {
-            if (edge != nullptr) u += load<N>(edge + g.offset[r]);
+            if (edge != nullptr) u += load<N>(edge + o);
             acc[r] += of_logit * u;
             if (of_edges) {
-              of_edge = of_logit * query[r] + share[g.head[r]] * load<N>(grad + g.offset[r]);
+              const T share = m.shares[k * lanes.stride + g.head + g.head_of(r)];
+              of_edge = of_logit * query[r] + share * load<N>(grad + o);
             }
           }
           if (of_edges) {
             const int64_t place = v.map == nullptr ? at(v.perm, e) : k;
-            store<N>(g_edge + place * columns + g.offset[r], of_edge);
+            store<N>(g_edge + place * columns + o, of_edge);
           }
         }
       }
@@ -181,44 +164,27 @@ struct AttentionToRows {
     if (e0 == e1) return;
     hs.sum(m.mean, [&](int64_t o) -> Vec<T, N> { return load<N>(grad + o) * load<N>(out + o); });
     lanes.repeat(m.mean, m.mean);
-    for (int64_t r = 0; r < lanes.period; ++r) m.query[r] = 0;
     for (int64_t e = e0; e < e1; e += kStep) {
       const int64_t n = e1 - e < kStep ? e1 - e : kStep;
-      if constexpr (S != Score::sum) v.make_rows(v.perm, e, n, m.made);
+      v.make_rows(v.perm, e, n, m.made);
       logits(i, e, n, m);
-      if constexpr (S != Score::sum) {
-        queries(i, e, n, m, sums);
-        if (a.g_map == nullptr) continue;
-        v.unmake_rows(v.perm, e, n, m.of_made, m.features, static_cast<T*>(a.g_edge), m.of_map);
-        for (int64_t c = 0; c < map_size(a); ++c) {
-          if (slot == nullptr) sums[own + c] += m.of_map[c];
-          else slot[slot_size(a) - map_size(a) + c] += double(m.of_map[c]);
-        }
+      queries(i, e, n, m, sums);
+      if (a.g_map == nullptr) continue;
+      v.unmake_rows(v.perm, e, n, m.of_made, m.features, static_cast<T*>(a.g_edge), m.of_map);
+      for (int64_t c = 0; c < map_size(a); ++c) {
+        if (slot == nullptr) sums[own + c] += m.of_map[c];
+        else slot[slot_size(a) - map_size(a) + c] += double(m.of_map[c]);
       }
-    }
-    if constexpr (S == Score::sum) {
-      for (int64_t r = 0; r < lanes.period; r += L) {
-        const V all = lanes.combined(load<L>(m.query + r),
-                                     [](const V& x, const V& y) -> V { return x + y; });
-        store<L>(m.query + r, all);
-      }
-      lanes.copy(sums, m.query);
     }
   }
 
   // The finished row i: `sums` holds what `range` leaves.
   void finish(int64_t i, const T* sums, double* slot) const {
-    if constexpr (S == Score::sum) {
-      if (T* g = static_cast<T*>(a.g_query); g != nullptr) {
-        for (int64_t h = 0; h < heads; ++h) g[i * heads + h] = sums[h];
-      }
-    } else {
-      T* g = static_cast<T*>(a.g_query) + i * columns;
-      for (int64_t c = 0; c < columns; ++c) g[c] = S == Score::mlp ? sums[c] * v.att[c] : sums[c];
-      if constexpr (S == Score::mlp) {
-        if (slot == nullptr) return;
-        for (int64_t c = 0; c < columns; ++c) slot[c] += double(sums[columns + c]);
-      }
+    T* g = static_cast<T*>(a.g_query) + i * columns;
+    for (int64_t c = 0; c < columns; ++c) g[c] = S == Score::mlp ? sums[c] * v.att[c] : sums[c];
+    if constexpr (S == Score::mlp) {
+      if (slot == nullptr) return;
+      for (int64_t c = 0; c < columns; ++c) slot[c] += double(sums[columns + c]);
     }
   }
 
@@ -271,84 +237,65 @@ struct AttentionToCols {
   const AttentionView<T, I> v{a};
   const Heads<T, N, EXACT> hs{a.heads, a.features};
   const int64_t heads = a.heads, columns = hs.columns();
-  const int64_t width = columns + (S == Score::sum ? heads : columns);
+  const int64_t width = 2 * columns;
   const I *col = static_cast<const I*>(t.col), *perm = static_cast<const I*>(t.perm),
           *positions = static_cast<const I*>(a.positions);
   mutable bool failed = false;
 
   static constexpr int64_t kScratchRows = 1;
 
-  // gk[h] += the gradients of the logits of n entries.
-  void keys(int64_t e0, int64_t n, T* gk) const {
-    const T* grads = static_cast<const T*>(a.pair) + heads;
-    int64_t h = 0;
-    for (; h + 4 <= heads; h += 4) {
-      Vec<T, 4> acc = load<4>(gk + h);
-      for (int64_t k = 0; k < n; ++k) acc += load<4>(grads + at(positions, e0 + k) * 2 * heads + h);
-      store<4>(gk + h, acc);
-    }
-    for (; h < heads; ++h) {
-      for (int64_t k = 0; k < n; ++k) gk[h] += grads[at(positions, e0 + k) * 2 * heads + h];
-    }
-  }
-
   // Adds the gradients of value and key of n entries of row j.
   void step(int64_t j, int64_t e0, int64_t n, const T* made, T* gv, T* gk) const {
     const T *grad = static_cast<const T*>(a.grad), *pair = static_cast<const T*>(a.pair);
     [[maybe_unused]] const T* key = v.key + j * columns;
-    const int64_t row_bytes = columns * int64_t(sizeof(T));
     hs.groups([&]<int K>(int64_t s) {
       const Group<K, T, N, EXACT> g(hs, s);
       Vec<T, N> acc[K] = {}, of_key[K] = {}, own[K];
       if constexpr (S == Score::mlp) {
-        for (int m = 0; m < K; ++m) own[m] = load<N>(key + g.offset[m]);
+        for (int m = 0; m < K; ++m) own[m] = load<N>(key + g.first + g.offset_of(m));
       }
+      const T *grads = grad + g.first, *pairs = pair + g.head;
+      const T* queries = v.query + g.first;
       for (int64_t e = e0; e < e0 + n; ++e) {
-        const int64_t i = at(col, e) * columns;
-        const T* both = pair + at(positions, e) * 2 * heads;
+        const int64_t i = col[e] * columns;
+        const T *both = pairs + at(positions, e) * 2 * heads, *d = both + heads;
+        const int64_t ahead = col[e + kAhead < v.last ? e + kAhead : v.last] * columns;
+        prefetch(grads + ahead, g.kBytes);
+        prefetch(queries + ahead, g.kBytes);
         if (s == 0) {
-          const int64_t ahead = e + kAhead < v.last ? e + kAhead : v.last;
           // Further ahead: pairs are the larger table, seldom in a near cache.
-          const int64_t far = e + 2 * kAhead < v.last ? e + 2 * kAhead : v.last;
+          const int64_t far = e + 4 * kAhead < v.last ? e + 4 * kAhead : v.last;
           prefetch(pair + at(positions, far) * 2 * heads, 2 * heads * int64_t(sizeof(T)));
-          prefetch(grad + at(col, ahead) * columns, row_bytes);
-          if constexpr (S != Score::sum) prefetch(v.query + at(col, ahead) * columns, row_bytes);
         }
         const T* edge = S == Score::mlp ? v.edge_row(perm, e, e - e0, made) : nullptr;
         for (int m = 0; m < K; ++m) {
-          const int64_t o = g.offset[m], h = g.head[m];
-          acc[m] += both[h] * load<N>(grad + i + o);
-          const T d = both[heads + h];
+          const int64_t o = g.offset_of(m), h = g.head_of(m);
+          acc[m] += both[h] * load<N>(grads + i + o);
           if constexpr (S == Score::dot) {
-            of_key[m] += d * load<N>(v.query + i + o);
+            of_key[m] += d[h] * load<N>(queries + i + o);
           } else if constexpr (S == Score::mlp) {
             // Summed in the order of the forward pass: the sign must not change.
-            Vec<T, N> u = own[m] + load<N>(v.query + i + o);
-            if (edge != nullptr) u += load<N>(edge + o);
+            Vec<T, N> u = own[m] + load<N>(queries + i + o);
+            if (edge != nullptr) u += load<N>(edge + g.first + o);
             const Vec<T, N> zero{};
-            of_key[m] += (u > zero) ? zero + d : zero + d * v.slope;
+            of_key[m] += (u > zero) ? zero + d[h] : zero + d[h] * v.slope;
           }
         }
       }
       for (int m = 0; m < K; ++m) {
         hs.add(gv, s + m, acc[m]);
-        if constexpr (S != Score::sum) hs.add(gk, s + m, of_key[m]);
+        hs.add(gk, s + m, of_key[m]);
       }
     });
-    if constexpr (S == Score::sum) keys(e0, n, gk);
   }
 
   void finish(int64_t j, const T* sums) const {
     T *gv = static_cast<T*>(a.g_value), *gk = static_cast<T*>(a.g_key);
     const T* of_key = sums + columns;
-    if constexpr (S == Score::sum) {
-      for (int64_t h = 0; h < heads; ++h) gk[j * heads + h] = of_key[h];
-    } else {
-      for (int64_t c = 0; c < columns; ++c) {
-        const T d = S == Score::mlp ? of_key[c] * v.att[c] : of_key[c];
-        // Without values of their own keys are the values.
-        gk[j * columns + c] = gv == nullptr ? d + sums[c] : d;
-      }
+    for (int64_t c = 0; c < columns; ++c) {
+      const T d = S == Score::mlp ? of_key[c] * v.att[c] : of_key[c];
+      // Without values of their own keys are the values.
+      gk[j * columns + c] = gv == nullptr ? d + sums[c] : d;
     }
     if (gv == nullptr) return;
     for (int64_t c = 0; c < columns; ++c) gv[j * columns + c] = sums[c];
@@ -411,7 +358,7 @@ template <class T, class I>
 static void attention_backward_indexed(const AttentionArgs& a) {
   for_width<T, I>(a.features, [&]<int N, bool EXACT>() {
     switch (Score(a.score)) {
-      case Score::sum: return attention_gradients<T, I, N, EXACT, Score::sum>(a);
+      case Score::sum: return AttentionOfSums<T, I, N, EXACT>{a}.run();
       case Score::mlp: return attention_gradients<T, I, N, EXACT, Score::mlp>(a);
       case Score::dot: return attention_gradients<T, I, N, EXACT, Score::dot>(a);
     }

@@ -3,7 +3,7 @@
 enum class Score { sum = 0, mlp = 1, dot = 2 };
 
 // Entries that are worked on at once: their rows stay in the nearest cache meanwhile.
-constexpr int64_t kStep = 32;
+constexpr int64_t kStep = 64;
 
 // The tensors of one attention, typed.
 template <class T, class I>
@@ -32,14 +32,13 @@ struct AttentionView {
         slope(T(a.slope)),
         scale(T(a.scale)) {}
 
-  // Fetches what the entry a few ahead of e reads at its far end.
+  // Fetches, from column o on, what the entry a few ahead of e reads at its far end.
   template <Score S>
-  void prefetch_far(int64_t e) const {
-    const int64_t j = at(col, e + kAhead < last ? e + kAhead : last);
-    const int64_t bytes = columns * int64_t(sizeof(T));
-    prefetch(value + j * columns, bytes);
+  void prefetch_far(int64_t e, int64_t o, int64_t bytes) const {
+    const int64_t j = col[e + kAhead < last ? e + kAhead : last];
+    prefetch(value + j * columns + o, bytes);
     if constexpr (S == Score::sum) __builtin_prefetch(key + j * heads, 0, 3);
-    else if (key != value) prefetch(key + j * columns, bytes);
+    else if (key != value) prefetch(key + j * columns + o, bytes);
   }
 
   // Room for the rows of a step's edges, where a map makes them.

@@ -51,9 +51,9 @@ struct Heads {
     for (; h < heads; ++h) sums[h] = horizontal_sum<N, T>(fold(h, term));
   }
 
-  // The same for entries [0, n): sums[k * stride + h] out of term(row(k, first), offset,
-  // fixed(offset)). What is `fixed` stays in registers where it can; `first` is true once
-  // per entry.
+  // The same for entries [0, n): sums[k * stride + h] out of term(row(k, o, bytes), offset
+  // from o, fixed(offset)). What is `fixed` stays in registers where it can. `row` may fetch
+  // `bytes` from column o on for entries ahead.
   template <class Fixed, class Row, class F>
   void sums(int64_t n, T* sums, int64_t stride, Fixed&& fixed, Row&& row, F&& term) const {
     if constexpr (EXACT) {
@@ -62,7 +62,7 @@ struct Heads {
       for (; h < heads; ++h) exact_sums<1>(h, n, sums, stride, fixed, row, term);
     } else {
       for (int64_t k = 0; k < n; ++k) {
-        const auto r = row(k, true);
+        const auto r = row(k, int64_t{0}, columns() * int64_t(sizeof(T)));
         sum(sums + k * stride, [&](int64_t o) { return term(r, o, fixed(o)); });
       }
     }
@@ -74,9 +74,9 @@ struct Heads {
     decltype(fixed(int64_t{})) f[K];
     for (int m = 0; m < K; ++m) f[m] = fixed((h + m) * N);
     for (int64_t k = 0; k < n; ++k) {
-      const auto r = row(k, h == 0);
+      const auto r = row(k, h * N, K * N * int64_t(sizeof(T)));
       Vec<T, N> t[K];
-      for (int m = 0; m < K; ++m) t[m] = term(r, (h + m) * N, f[m]);
+      for (int m = 0; m < K; ++m) t[m] = term(r, int64_t(m * N), f[m]);
       if constexpr (K == 4) {
         store<4>(sums + k * stride + h, horizontal_sums<N, T>(t[0], t[1], t[2], t[3]));
       } else {
@@ -114,16 +114,21 @@ struct Heads {
   }
 };
 
-// Where the K registers from s on begin, and the heads they belong to.
+// K registers from register s on: where they begin in a row, after `first`, and which
+// heads they belong to, after `head`.
 template <int K, class T, int N, bool EXACT>
 struct Group {
-  int64_t offset[K], head[K];
-  Group(const Heads<T, N, EXACT>& hs, int64_t s) {
+  static constexpr int64_t kBytes = K * N * int64_t(sizeof(T));
+  int64_t first, head, offsets[K], heads[K];
+  Group(const Heads<T, N, EXACT>& hs, int64_t s) : first(hs.offset(s)), head(hs.head(s)) {
     for (int k = 0; k < K; ++k) {
-      offset[k] = hs.offset(s + k);
-      head[k] = hs.head(s + k);
+      offsets[k] = hs.offset(s + k) - first;
+      heads[k] = hs.head(s + k) - head;
     }
   }
+  // Constants where registers are heads: fewer addresses to keep.
+  int64_t offset_of(int k) const { return EXACT ? k * N : offsets[k]; }
+  int64_t head_of(int k) const { return EXACT ? k : heads[k]; }
 };
 
 // One number per entry and head, entry after entry: `stride` of them per entry, so many

@@ -33,6 +33,8 @@ namespace {
 //
 #include "attention.inl"
 //
+#include "attention_sum_backward.inl"
+//
 #include "attention_backward.inl"
 #include "extreme.inl"
 #include "message.inl"

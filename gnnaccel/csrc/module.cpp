@@ -74,7 +74,8 @@ void bind_softmax(GROUPING_PARAMS, int dtype, Address z, Address grad, Address o
 void bind_attention(GROUPING_PARAMS, int dtype, int score, int64_t heads, int64_t features,
                     Address query, Address key, Address value, Address att, Address edge,
                     Address bias, Address keep, double slope, double scale, double epsilon,
-                    Address out, Address shares, Address map, int64_t depth) {
+                    Address out, Address shares, Address map, int64_t depth, Address positive,
+                    Address stats) {
   nb::gil_scoped_release release;
   AttentionArgs a{};
   a.g = GROUPING;
@@ -95,6 +96,8 @@ void bind_attention(GROUPING_PARAMS, int dtype, int score, int64_t heads, int64_
   a.shares = at(shares);
   a.map = at(map);
   a.depth = depth;
+  a.positive = at(positive);
+  a.stats = at(stats);
   kernels().attention(a, Dtype(dtype));
 }
 
@@ -106,7 +109,8 @@ void bind_attention_backward(GROUPING_PARAMS, Address t_ptr, Address t_col, Addr
                              Address keep, double slope, double scale, Address out,
                              Address shares, Address grad, Address pair, Address g_query,
                              Address g_key, Address g_value, Address g_att, Address g_edge,
-                             Address g_bias, Address map, int64_t depth, Address g_map) {
+                             Address g_bias, Address map, int64_t depth, Address g_map,
+                             Address positive, Address stats) {
   nb::gil_scoped_release release;
   const AttentionArgs a{GROUPING,
                         {at(t_ptr), at(t_col), at(t_perm), t_rows, t_entries, t_max_degree, t_wide},
@@ -115,7 +119,7 @@ void bind_attention_backward(GROUPING_PARAMS, Address t_ptr, Address t_col, Addr
                         slope, scale, 0.0,
                         at(out), at(shares), at(grad), at(pair),
                         at(g_query), at(g_key), at(g_value), at(g_att), at(g_edge), at(g_bias),
-                        at(map), depth, at(g_map)};
+                        at(map), depth, at(g_map), at(positive), at(stats)};
   kernels().attention_backward(a, Dtype(dtype));
 }
 

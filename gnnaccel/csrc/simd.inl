@@ -155,30 +155,20 @@ static inline A horizontal_sum(const Vec<A, N>& v) {
   }
 }
 
-// Lanes of two vectors of four, numbered 0 to 7.
+// Lanes of two vectors, numbered through.
 #if defined(__clang__) || __GNUC__ >= 12
-#define GNNACCEL_PICK(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#define GNNACCEL_PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define GNNACCEL_PICK(a, b, i, j, k, l) \
-  __builtin_shuffle(a, b, std::conditional_t<sizeof(a[0]) == 4, Vec<int32_t, 4>, Vec<int64_t, 4>>{i, j, k, l})
+#define GNNACCEL_PICK(a, b, ...)                                                              \
+  __builtin_shuffle(a, b,                                                                     \
+                    Vec<std::conditional_t<sizeof(a[0]) == 4, int32_t, int64_t>,              \
+                        int(sizeof(a) / sizeof(a[0]))>{__VA_ARGS__})
 #endif
-
-// A mask of the lanes whose sign bit is set, -0 included, to choose by.
-template <int N, class A>
-static inline auto negative(const Vec<A, N>& v) {
-  Vec<std::conditional_t<sizeof(A) == 4, int32_t, int64_t>, N> bits;
-  __builtin_memcpy(&bits, &v, sizeof v);
-  return bits < 0;
-}
 
 // v with blocks of STEP lanes swapped in pairs.
 template <int STEP, int N, class A, int... LANE>
 static inline Vec<A, N> swapped_lanes(const Vec<A, N>& v, std::integer_sequence<int, LANE...>) {
-#if defined(__clang__) || __GNUC__ >= 12
-  return __builtin_shufflevector(v, v, (LANE ^ STEP)...);
-#else
-  return __builtin_shuffle(v, std::conditional_t<sizeof(A) == 4, Vec<int32_t, N>, Vec<int64_t, N>>{(LANE ^ STEP)...});
-#endif
+  return GNNACCEL_PICK(v, v, (LANE ^ STEP)...);
 }
 template <int STEP, int N, class A>
 static inline Vec<A, N> swapped(const Vec<A, N>& v) {
@@ -193,6 +183,21 @@ static inline Vec<A, 4> horizontal_sums(const Vec<A, N>& a, const Vec<A, N>& b,
     const Vec<A, 4> ab = GNNACCEL_PICK(a, b, 0, 1, 4, 5) + GNNACCEL_PICK(a, b, 2, 3, 6, 7);
     const Vec<A, 4> cd = GNNACCEL_PICK(c, d, 0, 1, 4, 5) + GNNACCEL_PICK(c, d, 2, 3, 6, 7);
     return GNNACCEL_PICK(ab, cd, 0, 2, 4, 6) + GNNACCEL_PICK(ab, cd, 1, 3, 5, 7);
+  } else if constexpr (N == 16) {
+    // Halves side by side, then quarters, then within quarters.
+    using W = Vec<A, N>;
+    const W ab = W(GNNACCEL_PICK(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)) +
+                 W(GNNACCEL_PICK(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
+    const W cd = W(GNNACCEL_PICK(c, d, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)) +
+                 W(GNNACCEL_PICK(c, d, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
+    W all = W(GNNACCEL_PICK(ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)) +
+            W(GNNACCEL_PICK(ab, cd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
+    all += swapped<2, N, A>(all);
+    all += swapped<1, N, A>(all);
+    const W sums = W(GNNACCEL_PICK(all, all, 0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0));
+    Vec<A, 4> first;
+    __builtin_memcpy(&first, &sums, sizeof first);
+    return first;
   } else {
     Vec<A, N / 2> half[4][2];
     __builtin_memcpy(half[0], &a, sizeof a);

@@ -16,12 +16,20 @@ _DTYPES = {torch.float32: 0, torch.float64: 1}
 def attention(
     g: Grouping, score: Score, inputs: Inputs, with_shares: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """See :func:`gnnaccel.kernels.attention.attention`."""
+    """See :func:`gnnaccel.kernels.attention.attention`.
+
+    Under ``"sum"`` what comes with the result are not the shares, which its gradients
+    make again, but what they need for that of each node: see :func:`_apart`.
+    """
     inputs = _contiguous(inputs)
     values = inputs.values
     heads, columns = values.shape[1:]
     out = memory.empty((g.rows, heads, columns), values.dtype)
-    shares = memory.empty((g.entries, heads), values.dtype) if with_shares else None
+    kept = shares = None
+    if with_shares and score.kind == "sum":
+        kept = memory.empty((g.rows * heads * (columns + 3),), values.dtype)
+    elif with_shares:
+        kept = shares = memory.empty((g.entries, heads), values.dtype)
     _native.attention(
         *g.addresses,
         _DTYPES[values.dtype],
@@ -36,8 +44,9 @@ def attention(
         0 if shares is None else shares.data_ptr(),
         0,
         0,
+        *_apart(score, kept, out),
     )
-    return out, shares
+    return out, kept
 
 
 def attention_backward(
@@ -54,7 +63,9 @@ def attention_backward(
     inputs = _contiguous(inputs)
     grad = grad.contiguous()
     heads, columns = out.shape[1:]
-    pair = memory.empty((g.entries, 2 * heads), out.dtype)
+    of_sums = score.kind == "sum"
+    scratch = (g.rows, 4 * heads) if of_sums else (g.entries, 2 * heads)
+    pair = memory.empty(scratch, out.dtype)
     query, key, value, att, edge, bias, _ = (
         None if x is None else memory.empty(x.shape, x.dtype) for x in inputs
     )
@@ -71,7 +82,7 @@ def attention_backward(
         score.slope,
         score.scale,
         out.data_ptr(),
-        shares.data_ptr(),
+        0 if of_sums else shares.data_ptr(),
         grad.data_ptr(),
         pair.data_ptr(),
         *(0 if x is None else x.data_ptr() for x in (query, key, value, att)),
@@ -79,8 +90,24 @@ def attention_backward(
         0,
         0,
         0,
+        *_apart(score, shares, out),
     )
     return Inputs(query, key, value, att, edge, bias)
+
+
+def _apart(score: Score, kept: Tensor | None, out: Tensor) -> tuple[int, int]:
+    """Where ``"sum"`` keeps what its gradients need.
+
+    Args:
+        score: How logits are made.
+        kept: One after the other ``[rows, H, C]``, the part of the result whose leaky
+            ReLU was on the positive side, and ``[rows, 3, H]``: the largest logit, 1 /
+            the sum of exponentials, the sum of the shares on the positive side.
+        out: The result.
+    """
+    if kept is None or score.kind != "sum":
+        return 0, 0
+    return kept.data_ptr(), kept.data_ptr() + out.numel() * out.element_size()
 
 
 def _contiguous(inputs: Inputs) -> Inputs:
