@@ -116,6 +116,19 @@ struct AttentionArgs {
   void *positive, *stats;
 };
 
+// out[m][n, h] = <x[n, h], att[m][h]> for one vector per head, or two (att[1] or nullptr).
+// With g_x its gradients instead, given those of `out`: g_x has them added, g_att is
+// written. All contiguous, f32 and f64.
+struct HeadDotArgs {
+  int64_t rows, heads, features;
+  const void* x;  // [rows, heads * features]
+  const void* att[2];
+  void* out[2];  // [rows, heads]
+  const void* grad[2];
+  void* g_x;
+  void* g_att[2];
+};
+
 // out[i] = own * x[i] + sum_e w[e] f(x[col[e]], y[e]), where y[e] is the edge's row, or
 // that times the map, and f is 0: relu(x + x_dst[i] + y), 1: x * y (without a map), 2: 1
 // where 0 is positive, else 0. What stands per entry is in the caller's order.

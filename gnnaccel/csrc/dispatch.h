@@ -15,6 +15,7 @@ struct Kernels {
   void (*softmax)(const SoftmaxArgs&, Dtype);
   void (*attention)(const AttentionArgs&, Dtype);
   void (*attention_backward)(const AttentionArgs&, Dtype);
+  void (*head_dots)(const HeadDotArgs&, Dtype);
   void (*message_sum)(const MessageArgs&, Dtype);
   double (*read_rows)(const Grouping&, const float* x, int64_t features);
 };

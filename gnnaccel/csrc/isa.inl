@@ -37,6 +37,7 @@ namespace {
 //
 #include "attention_backward.inl"
 #include "extreme.inl"
+#include "head_dots.inl"
 #include "message.inl"
 #include "softmax.inl"
 #include "spmm.inl"
@@ -53,6 +54,7 @@ extern const Kernels table = {GNNACCEL_STRING(GNNACCEL_ISA),
                               softmax,
                               attention,
                               attention_backward,
+                              head_dots,
                               message_sum,
                               read_rows};
 

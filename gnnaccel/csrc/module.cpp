@@ -123,6 +123,15 @@ void bind_attention_backward(GROUPING_PARAMS, Address t_ptr, Address t_col, Addr
   kernels().attention_backward(a, Dtype(dtype));
 }
 
+void bind_head_dots(int dtype, int64_t rows, int64_t heads, int64_t features, Address x,
+                    Address att, Address att2, Address out, Address out2, Address grad,
+                    Address grad2, Address g_x, Address g_att, Address g_att2) {
+  nb::gil_scoped_release release;
+  kernels().head_dots({rows, heads, features, at(x), {at(att), at(att2)}, {at(out), at(out2)},
+                       {at(grad), at(grad2)}, at(g_x), {at(g_att), at(g_att2)}},
+                      Dtype(dtype));
+}
+
 void bind_message_sum(GROUPING_PARAMS, int dtype, int kind, Address x, int64_t x_stride,
                       Address edge, Address map, int64_t depth, int64_t map_rows, Address w,
                       Address x_dst, double own, int64_t features, Address out, Address grad,
@@ -229,6 +238,7 @@ NB_MODULE(_native, m) {
   m.def("softmax", &bind_softmax);
   m.def("attention", &bind_attention);
   m.def("attention_backward", &bind_attention_backward);
+  m.def("head_dots", &bind_head_dots);
   m.def("message_sum", &bind_message_sum);
   m.def("read_rows", &bind_read_rows);
   m.def("plan_batch", &bind_plan_batch);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -42,8 +44,7 @@ def attention(
         EPSILON,
         out.data_ptr(),
         0 if shares is None else shares.data_ptr(),
-        0,
-        0,
+        *_map(inputs),
         *_apart(score, kept, out),
     )
     return out, kept
@@ -58,6 +59,7 @@ def attention_backward(
     out: Tensor,
     shares: Tensor,
     grad: Tensor,
+    edge_wanted: bool = True,
 ) -> Inputs:
     """See :func:`gnnaccel.kernels.attention.attention_backward`."""
     inputs = _contiguous(inputs)
@@ -66,8 +68,9 @@ def attention_backward(
     of_sums = score.kind == "sum"
     scratch = (g.rows, 4 * heads) if of_sums else (g.entries, 2 * heads)
     pair = memory.empty(scratch, out.dtype)
-    query, key, value, att, edge, bias, _ = (
-        None if x is None else memory.empty(x.shape, x.dtype) for x in inputs
+    query, key, value, att, edge, bias, _, map_ = (
+        None if x is None else memory.empty(x.shape, x.dtype)
+        for x in (inputs if edge_wanted else inputs._replace(edge=None))
     )
     assert key is not None
     _native.attention_backward(
@@ -87,12 +90,54 @@ def attention_backward(
         pair.data_ptr(),
         *(0 if x is None else x.data_ptr() for x in (query, key, value, att)),
         *(0 if x is None else x.data_ptr() for x in (edge, bias)),
-        0,
-        0,
-        0,
+        *_map(inputs),
+        0 if map_ is None else map_.data_ptr(),
         *_apart(score, shares, out),
     )
-    return Inputs(query, key, value, att, edge, bias)
+    return Inputs(query, key, value, att, edge, bias, map=map_)
+
+
+def head_dots(x: Tensor, atts: Sequence[Tensor]) -> list[Tensor]:
+    """See :func:`gnnaccel.kernels.attention.head_dots`."""
+    x = x.contiguous()
+    outs = [memory.empty(x.shape[:2], x.dtype) for _ in atts]
+    _head_dots(x, atts, outs, [], None, [])
+    return outs
+
+
+def head_dots_backward(
+    x: Tensor, atts: Sequence[Tensor], grads: Sequence[Tensor], of_x: Tensor
+) -> list[Tensor]:
+    """See :func:`gnnaccel.kernels.attention.head_dots_backward`."""
+    of_atts = [torch.empty_like(att) for att in atts]
+    _head_dots(x.contiguous(), atts, [], grads, of_x, of_atts)
+    return of_atts
+
+
+def _head_dots(
+    x: Tensor,
+    atts: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    of_x: Tensor | None,
+    of_atts: Sequence[Tensor],
+) -> None:
+    # Held until the kernel is done with them.
+    atts, grads = ([t.contiguous() for t in tensors] for tensors in (atts, grads))
+
+    def pair(tensors: Sequence[Tensor]) -> list[int]:
+        return ([t.data_ptr() for t in tensors] + [0, 0])[:2]
+
+    _native.head_dots(
+        _DTYPES[x.dtype],
+        *x.shape,
+        x.data_ptr(),
+        *pair(atts),
+        *pair(outs),
+        *pair(grads),
+        0 if of_x is None else of_x.data_ptr(),
+        *pair(of_atts),
+    )
 
 
 def _apart(score: Score, kept: Tensor | None, out: Tensor) -> tuple[int, int]:
@@ -117,7 +162,12 @@ def _contiguous(inputs: Inputs) -> Inputs:
     return Inputs(None if query is None else query.contiguous(), key, *rest)
 
 
+def _map(inputs: Inputs) -> tuple[int, int]:
+    """Address and rows of the map."""
+    return (0, 0) if inputs.map is None else (inputs.map.data_ptr(), len(inputs.map))
+
+
 def _addresses(inputs: Inputs) -> tuple[int, ...]:
     """Of query, key, value, att, edge, bias and keep; the key may be the value."""
-    tensors = inputs._replace(value=inputs.values)
+    tensors = inputs._replace(value=inputs.values)[:-1]
     return tuple(0 if x is None else x.data_ptr() for x in tensors)
