@@ -186,7 +186,7 @@ class _Attention(Function):
                 lambda *own: compose(adj, score, Inputs(*own)),
                 inputs,
                 grad,
-                list(wanted),
+                ctx.needs_input_grad[: len(inputs)],
             )
             return *grads, None, None, None
         grads = ctx.backend.attention_backward(
