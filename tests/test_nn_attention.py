@@ -10,6 +10,7 @@ from torch.autograd import gradgradcheck
 import gnnaccel.nn
 from gnnaccel.kernels import native
 from gnnaccel.nn import attention as shared
+from gnnaccel.nn import gat_conv
 
 KINDS = ("gat_heads", "gatv2_heads", "transformer_heads")
 
@@ -18,13 +19,18 @@ KINDS = ("gat_heads", "gatv2_heads", "transformer_heads")
 def calls(monkeypatch):
     """Counts what was computed on the fused path."""
     found = []
-    attend = shared.attend
 
-    def counted(*args):
-        found.append(args)
-        return attend(*args)
+    def count(module, name):
+        real = getattr(module, name)
 
-    monkeypatch.setattr(shared, "attend", counted)
+        def counted(*args):
+            found.append(args)
+            return real(*args)
+
+        monkeypatch.setattr(module, name, counted)
+
+    count(shared, "attend")
+    count(gat_conv, "attend_nodes")
     return found
 
 
