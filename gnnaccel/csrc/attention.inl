@@ -221,10 +221,10 @@ struct Attention {
     T* const out = whole ? static_cast<T*>(a.out) + i * columns : partial + 2 * heads;
     T* const positive = !apart ? nullptr : whole ? positive_of(i) : out + columns;
     if (n == 0) {
-      for (int64_t c = 0; c < columns; ++c) out[c] = 0;
+      clear(out, columns);
       if (apart) {
-        for (int64_t c = 0; c < columns; ++c) positive[c] = 0;
-        for (int64_t h = 0; h < 3 * heads; ++h) stats_of(i)[h] = 0;
+        clear(positive, columns);
+        clear(stats_of(i), 3 * heads);
       }
       return;
     }
@@ -337,7 +337,7 @@ struct Attention {
 };
 
 template <class T, class I>
-static void attention_indexed(const AttentionArgs& a) {
+static void attention_typed(const AttentionArgs& a) {
   for_width<T, I>(a.features, [&]<int N, bool EXACT>() {
     switch (Score(a.score)) {
       case Score::sum: return Attention<T, I, N, EXACT, Score::sum>{a}.run();
@@ -345,15 +345,4 @@ static void attention_indexed(const AttentionArgs& a) {
       case Score::dot: return Attention<T, I, N, EXACT, Score::dot>{a}.run();
     }
   });
-}
-
-// Half types are widened by the caller.
-static void attention(const AttentionArgs& a, Dtype t) {
-  if (t == Dtype::f64) {
-    if (a.g.wide) attention_indexed<double, int64_t>(a);
-    else attention_indexed<double, int32_t>(a);
-  } else {
-    if (a.g.wide) attention_indexed<float, int64_t>(a);
-    else attention_indexed<float, int32_t>(a);
-  }
 }

@@ -160,7 +160,7 @@ struct AttentionToRows {
   void range(int64_t i, int64_t e0, int64_t e1, const Room& m, T* sums, double* slot) const {
     const T *grad = static_cast<const T*>(a.grad) + i * columns,
             *out = static_cast<const T*>(a.out) + i * columns;
-    for (int64_t c = 0; c < width; ++c) sums[c] = 0;
+    clear(sums, width);
     if (e0 == e1) return;
     hs.sum(m.mean, [&](int64_t o) -> Vec<T, N> { return load<N>(grad + o) * load<N>(out + o); });
     lanes.repeat(m.mean, m.mean);
@@ -181,7 +181,11 @@ struct AttentionToRows {
   // The finished row i: `sums` holds what `range` leaves.
   void finish(int64_t i, const T* sums, double* slot) const {
     T* g = static_cast<T*>(a.g_query) + i * columns;
-    for (int64_t c = 0; c < columns; ++c) g[c] = S == Score::mlp ? sums[c] * v.att[c] : sums[c];
+    by_registers<T>(columns, [&]<int W>(int64_t c) {
+      Vec<T, W> x = load<W>(sums + c);
+      if constexpr (S == Score::mlp) x *= load<W>(v.att + c);
+      store<W>(g + c, x);
+    });
     if constexpr (S == Score::mlp) {
       if (slot == nullptr) return;
       for (int64_t c = 0; c < columns; ++c) slot[c] += double(sums[columns + c]);
@@ -292,13 +296,14 @@ struct AttentionToCols {
   void finish(int64_t j, const T* sums) const {
     T *gv = static_cast<T*>(a.g_value), *gk = static_cast<T*>(a.g_key);
     const T* of_key = sums + columns;
-    for (int64_t c = 0; c < columns; ++c) {
-      const T d = S == Score::mlp ? of_key[c] * v.att[c] : of_key[c];
+    by_registers<T>(columns, [&]<int W>(int64_t c) {
+      Vec<T, W> d = load<W>(of_key + c);
+      if constexpr (S == Score::mlp) d *= load<W>(v.att + c);
       // Without values of their own keys are the values.
-      gk[j * columns + c] = gv == nullptr ? d + sums[c] : d;
-    }
-    if (gv == nullptr) return;
-    for (int64_t c = 0; c < columns; ++c) gv[j * columns + c] = sums[c];
+      if (gv == nullptr) d += load<W>(sums + c);
+      else store<W>(gv + j * columns + c, load<W>(sums + c));
+      store<W>(gk + j * columns + c, d);
+    });
   }
 
   void rows(const Ranges<I>& ranges, int64_t r0, int64_t r1, T* partial) const {
@@ -309,7 +314,7 @@ struct AttentionToCols {
     for (int64_t r = r0; r < r1; ++r) {
       if (ranges.skip(r)) continue;
       T* sums = partial == nullptr ? own : partial + r * width;
-      for (int64_t c = 0; c < width; ++c) sums[c] = 0;
+      clear(sums, width);
       const int64_t j = ranges.row(r), e1 = ranges.end[r];
       // Only rows that a map makes are kept for a while.
       const int64_t most = made_size == 0 ? kSlice : kStep;
@@ -355,7 +360,7 @@ static void attention_gradients(const AttentionArgs& a) {
 }
 
 template <class T, class I>
-static void attention_backward_indexed(const AttentionArgs& a) {
+static void attention_backward_typed(const AttentionArgs& a) {
   for_width<T, I>(a.features, [&]<int N, bool EXACT>() {
     switch (Score(a.score)) {
       case Score::sum: return AttentionOfSums<T, I, N, EXACT>{a}.run();
@@ -363,14 +368,4 @@ static void attention_backward_indexed(const AttentionArgs& a) {
       case Score::dot: return attention_gradients<T, I, N, EXACT, Score::dot>(a);
     }
   });
-}
-
-static void attention_backward(const AttentionArgs& a, Dtype t) {
-  if (t == Dtype::f64) {
-    if (a.g.wide) attention_backward_indexed<double, int64_t>(a);
-    else attention_backward_indexed<double, int32_t>(a);
-  } else {
-    if (a.g.wide) attention_backward_indexed<float, int64_t>(a);
-    else attention_backward_indexed<float, int32_t>(a);
-  }
 }

@@ -137,10 +137,10 @@ struct AttentionOfSums {
 
   // Leaves the gradients of value and key of row j from its entries [e0, e1).
   void range(int64_t j, int64_t e0, int64_t e1, const Room& m, T* sums) const {
-    for (int64_t c = 0; c < width; ++c) sums[c] = 0;
+    clear(sums, width);
     if (e0 == e1) return;
     lanes.repeat(m.key, v.key + j * heads);
-    for (int64_t r = 0; r < lanes.period; ++r) m.of_key[r] = 0;
+    clear(m.of_key, lanes.period);
     for (int64_t e = e0; e < e1; e += kStep) {
       const int64_t n = e1 - e < kStep ? e1 - e : kStep;
       logits(j, e, n, m);

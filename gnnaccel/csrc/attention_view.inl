@@ -98,3 +98,15 @@ struct AttentionView {
     }
   }
 };
+
+// Calls f.template operator()<T, I>() for a dtype and an index type.
+template <class F>
+static void for_index(bool wide, Dtype t, F&& f) {
+  if (t == Dtype::f64) {
+    if (wide) f.template operator()<double, int64_t>();
+    else f.template operator()<double, int32_t>();
+  } else {
+    if (wide) f.template operator()<float, int64_t>();
+    else f.template operator()<float, int32_t>();
+  }
+}

@@ -9,10 +9,10 @@ struct HeadDots {
   const Heads<T, N, EXACT> hs{a.heads, a.features};
   const int64_t heads = a.heads, columns = hs.columns();
   const T* const x = static_cast<const T*>(a.x);
+  const int count = a.att[1] == nullptr ? 1 : 2;
 
-  template <int COUNT>
   void forward(int64_t r0, int64_t r1) const {
-    for (int m = 0; m < COUNT; ++m) {
+    for (int m = 0; m < count; ++m) {
       const T* att = static_cast<const T*>(a.att[m]);
       hs.sums(
           r1 - r0, static_cast<T*>(a.out[m]) + r0 * heads, heads,
@@ -22,14 +22,13 @@ struct HeadDots {
     }
   }
 
-  // Adds to g_x, and leaves in `sums` ([COUNT, columns]) what the rows add to g_att.
-  template <int COUNT>
+  // Adds to g_x, and leaves in `sums` ([count, columns]) what the rows add to g_att.
   void backward(int64_t r0, int64_t r1, T* sums) const {
     T* const g_x = static_cast<T*>(a.g_x);
     hs.groups([&]<int K>(int64_t s) {
       const Group<K, T, N, EXACT> g(hs, s);
-      Vec<T, N> att[COUNT][K], acc[COUNT][K] = {};
-      for (int m = 0; m < COUNT; ++m) {
+      Vec<T, N> att[2][K], acc[2][K] = {};
+      for (int m = 0; m < count; ++m) {
         for (int k = 0; k < K; ++k) {
           att[m][k] = load<N>(static_cast<const T*>(a.att[m]) + g.first + g.offset_of(k));
         }
@@ -37,25 +36,27 @@ struct HeadDots {
       for (int64_t r = r0; r < r1; ++r) {
         for (int k = 0; k < K; ++k) {
           const Vec<T, N> row = load<N>(x + r * columns + g.first + g.offset_of(k));
-          Vec<T, N> more{};
-          for (int m = 0; m < COUNT; ++m) {
-            const T d = static_cast<const T*>(a.grad[m])[r * heads + g.head + g.head_of(k)];
-            more += d * att[m][k];
-            acc[m][k] += d * row;
+          const int64_t o = r * heads + g.head + g.head_of(k);
+          const T d = static_cast<const T*>(a.grad[0])[o];
+          Vec<T, N> more = d * att[0][k];
+          acc[0][k] += d * row;
+          if (count > 1) {
+            const T other = static_cast<const T*>(a.grad[1])[o];
+            more += other * att[1][k];
+            acc[1][k] += other * row;
           }
           hs.add(g_x + r * columns, s + k, more);
         }
       }
-      for (int m = 0; m < COUNT; ++m) {
+      for (int m = 0; m < count; ++m) {
         for (int k = 0; k < K; ++k) hs.add(sums + m * columns, s + k, acc[m][k]);
       }
     });
   }
 
-  template <int COUNT>
   void run() const {
     const bool forward_only = a.g_x == nullptr;
-    const int64_t parts = a.rows * columns < kSerialWork ? 1 : threads(), size = COUNT * columns;
+    const int64_t parts = a.rows * columns < kSerialWork ? 1 : threads(), size = count * columns;
     bool failed = false;
     const Scratch scratch(parts * size * int64_t(sizeof(double) + sizeof(T)), &failed);
     if (failed) throw std::bad_alloc();
@@ -63,11 +64,11 @@ struct HeadDots {
     for_each(parts, [&](int64_t p) {
       const int64_t end = a.rows * (p + 1) / parts;
       int64_t r = a.rows * p / parts;
-      if (forward_only) return forward<COUNT>(r, end);
+      if (forward_only) return forward(r, end);
       T* const sums = reinterpret_cast<T*>(totals + parts * size) + p * size;
       for (; r < end; r += kRows) {
-        for (int64_t c = 0; c < size; ++c) sums[c] = 0;
-        backward<COUNT>(r, r + kRows < end ? r + kRows : end, sums);
+        clear(sums, size);
+        backward(r, r + kRows < end ? r + kRows : end, sums);
         for (int64_t c = 0; c < size; ++c) totals[p * size + c] += double(sums[c]);
       }
     });
@@ -84,12 +85,6 @@ template <class T>
 static void head_dots_typed(const HeadDotArgs& a) {
   if (a.heads * a.features == 0) return;
   for_width<T, int32_t>(a.features, [&]<int N, bool EXACT>() {
-    if (a.att[1] == nullptr) HeadDots<T, N, EXACT>{a}.template run<1>();
-    else HeadDots<T, N, EXACT>{a}.template run<2>();
+    HeadDots<T, N, EXACT>{a}.run();
   });
-}
-
-static void head_dots(const HeadDotArgs& a, Dtype t) {
-  if (t == Dtype::f64) head_dots_typed<double>(a);
-  else head_dots_typed<float>(a);
 }

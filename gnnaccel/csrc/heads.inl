@@ -1,6 +1,20 @@
 // Rows of H heads with C columns each, cut into registers that lie within one head, and
 // the numbers that an entry has for each head.
 
+// Calls f.template operator()<N>(c) for registers, then single numbers, of n.
+template <class T, class F>
+static inline void by_registers(int64_t n, F&& f) {
+  constexpr int L = kLanes<T>;
+  int64_t c = 0;
+  for (; c + L <= n; c += L) f.template operator()<L>(c);
+  for (; c < n; ++c) f.template operator()<1>(c);
+}
+
+template <class T>
+static inline void clear(T* to, int64_t n) {
+  by_registers<T>(n, [&]<int W>(int64_t c) { store<W>(to + c, Vec<T, W>{}); });
+}
+
 // A head takes `each` registers of N lanes; the last overlaps its neighbour instead of
 // running into the next head, so that N <= C is all that is asked. EXACT: N == C, one
 // register per head, which the compiler may count on.
@@ -90,7 +104,10 @@ struct Heads {
   void groups(F&& f) const {
     int64_t s = 0;
     for (; s + 4 <= registers(); s += 4) f.template operator()<4>(s);
-    for (; s + 2 <= registers(); s += 2) f.template operator()<2>(s);
+    // Fewer forms where they are seldom met: see for_blocks.
+    if constexpr (std::is_same_v<T, float> && !EXACT) {
+      for (; s + 2 <= registers(); s += 2) f.template operator()<2>(s);
+    }
     for (; s < registers(); ++s) f.template operator()<1>(s);
   }
 
@@ -108,8 +125,9 @@ struct Heads {
       for (int64_t h = 0; h < heads; ++h) store<N>(y + h * N, load<N>(y + h * N) * factors[h]);
       return;
     }
-    for (int64_t h = 0; h < heads; ++h) {
-      for (int64_t c = 0; c < features; ++c) y[h * features + c] *= factors[h];
+    for (int64_t h = 0; h < heads; ++h, y += features) {
+      const T f = factors[h];
+      by_registers<T>(features, [&]<int W>(int64_t c) { store<W>(y + c, load<W>(y + c) * f); });
     }
   }
 };

@@ -20,6 +20,12 @@
 
 namespace gnnaccel {
 namespace GNNACCEL_ISA {
+
+// In isa_attention.inl.
+void attention(const AttentionArgs& a, Dtype t);
+void attention_backward(const AttentionArgs& a, Dtype t);
+void head_dots(const HeadDotArgs& a, Dtype t);
+
 namespace {
 
 #include "simd.inl"
@@ -27,17 +33,7 @@ namespace {
 #include "tiles.inl"
 //
 #include "dot.inl"
-#include "heads.inl"
-//
-#include "attention_view.inl"
-//
-#include "attention.inl"
-//
-#include "attention_sum_backward.inl"
-//
-#include "attention_backward.inl"
 #include "extreme.inl"
-#include "head_dots.inl"
 #include "message.inl"
 #include "softmax.inl"
 #include "spmm.inl"
