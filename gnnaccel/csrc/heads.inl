@@ -238,18 +238,6 @@ static inline Vec<A, N> leaky(const Vec<A, N>& u, A slope) {
   return (u > zero) ? u : low;
 }
 
-// Scratch of one call, zeroed, freed at its end; null if there is no memory, which is
-// noted.
-struct Scratch {
-  void* data;
-  Scratch(int64_t bytes, bool* failed) : data(std::calloc(size_t(bytes), 1)) {
-    if (data == nullptr) __atomic_store_n(failed, true, __ATOMIC_RELAXED);
-  }
-  ~Scratch() { std::free(data); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-};
-
 // Calls f.template operator()<N, EXACT>() with the register width for heads of c columns.
 template <class T, class I, class F>
 static inline void for_width(int64_t c, F&& f) {

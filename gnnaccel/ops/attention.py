@@ -310,22 +310,22 @@ class _NodeAttention(Function):
 
 def _of_nodes(backend: Any, nodes: Nodes, found: Inputs) -> Nodes:
     """The gradients of nodes, given those of what was made of them."""
-    of_x = found.value
+    of_x, query = found.value, found.query
     assert of_x is not None
     atts, grads = [nodes.att], [found.key]
-    of_dst = None
-    of_att_dst: list[Tensor] = []
-    if nodes.att_dst is not None and found.query is not None:
+    of_dst = of_att_dst = None
+    if nodes.att_dst is not None and query is not None:
         if nodes.x_dst is None:
-            atts, grads = [*atts, nodes.att_dst], [*grads, found.query]
+            atts, grads = [*atts, nodes.att_dst], [*grads, query]
         else:
             of_dst = memory.empty(nodes.x_dst.shape, of_x.dtype).zero_()
-            of_att_dst = backend.head_dots_backward(
-                nodes.x_dst, [nodes.att_dst], [found.query], of_dst
+            (of_att_dst,) = backend.head_dots_backward(
+                nodes.x_dst, [nodes.att_dst], [query], of_dst
             )
     of_att, *more = backend.head_dots_backward(nodes.x, atts, grads, of_x)
-    (of_att_dst_or_none,) = [*more, *of_att_dst] or [None]
-    return Nodes(of_x, of_att, of_dst, of_att_dst_or_none, found.bias)
+    if more:
+        (of_att_dst,) = more
+    return Nodes(of_x, of_att, of_dst, of_att_dst, found.bias)
 
 
 def _positions(graph: Graph) -> Tensor | None:
