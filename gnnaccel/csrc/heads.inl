@@ -154,7 +154,7 @@ struct Group {
 // numbers, each lane belongs to one head.
 template <class T>
 struct Lanes {
-  static constexpr int L = kLanes<T>;
+  static constexpr int L = kLanes<T>, W = L < 4 ? L : 4;
   int64_t heads, stride, period;
 
   explicit Lanes(int64_t h) : heads(h), stride(1) {
@@ -175,17 +175,17 @@ struct Lanes {
   // to[h] = from[h]
   void copy(T* to, const T* from) const {
     int64_t h = 0;
-    for (; h + 4 <= heads; h += 4) store<4>(to + h, load<4>(from + h));
+    for (; h + W <= heads; h += W) store<W>(to + h, load<W>(from + h));
     for (; h < heads; ++h) to[h] = from[h];
   }
   void add(T* to, const T* from) const {
     int64_t h = 0;
-    for (; h + 4 <= heads; h += 4) store<4>(to + h, load<4>(to + h) + load<4>(from + h));
+    for (; h + W <= heads; h += W) store<W>(to + h, load<W>(to + h) + load<W>(from + h));
     for (; h < heads; ++h) to[h] += from[h];
   }
   void multiply(T* to, const T* from) const {
     int64_t h = 0;
-    for (; h + 4 <= heads; h += 4) store<4>(to + h, load<4>(to + h) * load<4>(from + h));
+    for (; h + W <= heads; h += W) store<W>(to + h, load<W>(to + h) * load<W>(from + h));
     for (; h < heads; ++h) to[h] *= from[h];
   }
 

@@ -1,5 +1,5 @@
 // Attention for one instruction set: a source of its own, for it is long and compiled with
-// fewer optimisations (its loops are in registers as they are written). See isa.inl.
+// fewer optimisations: see CMakeLists.txt. On headers: see isa.inl.
 #include <cstdint>
 #include <cstdlib>
 #include <new>
