@@ -103,9 +103,11 @@ struct Heads {
   template <class F>
   void groups(F&& f) const {
     int64_t s = 0;
-    for (; s + 4 <= registers(); s += 4) f.template operator()<4>(s);
     // Fewer forms where they are seldom met: see for_blocks.
-    if constexpr (std::is_same_v<T, float> && !EXACT) {
+    if constexpr (std::is_same_v<T, float>) {
+      for (; s + 4 <= registers(); s += 4) f.template operator()<4>(s);
+    }
+    if constexpr (!EXACT) {
       for (; s + 2 <= registers(); s += 2) f.template operator()<2>(s);
     }
     for (; s < registers(); ++s) f.template operator()<1>(s);

@@ -250,7 +250,7 @@ static inline Vec<A, N> exponential(const Vec<A, N>& v) {
   if constexpr (N > 1 && std::is_same_v<A, float>) {
     return exp_nonpositive<N>(v);
   } else if constexpr (N > 1) {
-    Vec<A, N> y;
+    Vec<A, N> y{};
     for (int n = 0; n < N; ++n) y[n] = exp_scalar(v[n]);
     return y;
   } else {
