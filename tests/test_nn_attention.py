@@ -8,8 +8,9 @@ from layers import ATTENTION, assert_alike, make
 from torch.autograd import gradgradcheck
 
 import gnnaccel.nn
-from gnnaccel.kernels import native
+from gnnaccel.kernels import memory, native
 from gnnaccel.nn import attention as shared
+from gnnaccel.nn import gat_conv
 
 KINDS = ("gat_heads", "gatv2_heads", "transformer_heads")
 
@@ -18,13 +19,18 @@ KINDS = ("gat_heads", "gatv2_heads", "transformer_heads")
 def calls(monkeypatch):
     """Counts what was computed on the fused path."""
     found = []
-    attend = shared.attend
 
-    def counted(*args):
-        found.append(args)
-        return attend(*args)
+    def count(module, name):
+        real = getattr(module, name)
 
-    monkeypatch.setattr(shared, "attend", counted)
+        def counted(*args):
+            found.append(args)
+            return real(*args)
+
+        monkeypatch.setattr(module, name, counted)
+
+    count(shared, "attend")
+    count(gat_conv, "attend_nodes")
     return found
 
 
@@ -171,16 +177,20 @@ def test_second_derivatives(name):
 
 
 @pytest.mark.skipif(not native.available(), reason=str(native.reason()))
+@pytest.mark.parametrize("depth", [None, 4])
 @pytest.mark.parametrize("name", KINDS)
-def test_no_tensor_per_edge_and_column(name):
+def test_no_tensor_per_edge_and_column(monkeypatch, name, depth):
     """What a step keeps and makes grows by heads per edge, not by columns."""
+    # torch's profiler does not see the pool.
+    monkeypatch.setattr(memory, "THRESHOLD", 1 << 60)
     edges, nodes, heads, columns = 40_000, 50, 2, 64
     edge_index = torch.randint(nodes, (2, edges))
-    layer = type(make(name)[1])(8, columns, heads=heads)
+    layer = type(make(name)[1])(8, columns, heads=heads, edge_dim=depth)
     x = torch.randn(nodes, 8, requires_grad=True)
-    layer(x, edge_index).sum().backward()
+    attr = None if depth is None else torch.randn(edges, depth, requires_grad=True)
+    layer(x, edge_index, attr).sum().backward()
     with torch.profiler.profile(profile_memory=True) as record:
-        layer(x, edge_index).sum().backward()
+        layer(x, edge_index, attr).sum().backward()
     largest = max(event.self_cpu_memory_usage for event in record.events())
     assert largest < edges * heads * columns
 

@@ -11,15 +11,15 @@ from torch_geometric.utils import softmax as pyg_softmax
 
 import gnnaccel.graph
 from gnnaccel import Graph, ops
-from gnnaccel.kernels import native, reference
+from gnnaccel.kernels import memory, native, reference
 
 SCORES = ("sum", "mlp", "dot")
 # With and without what may be left out.
 FULL, BARE = True, False
 
 
-def _tensors(case, score, heads=2, width=5, full=FULL):
-    """Named float64 leaves for one call."""
+def _tensors(case, score, heads=2, width=5, full=FULL, depth=None):
+    """Named float64 leaves for one call; with a depth, a map makes the edges' rows."""
     of_node = (heads,) if score == "sum" else (heads, width)
     shapes = {
         "query": (case.num_dst, *of_node),
@@ -33,6 +33,8 @@ def _tensors(case, score, heads=2, width=5, full=FULL):
             shapes["bias"] = (case.num_edges, heads)
         else:
             shapes["edge"] = (case.num_edges, heads, width)
+        if depth is not None:
+            shapes |= {"edge": (case.num_edges, depth), "map": (depth, heads, width)}
     elif score == "sum":
         del shapes["query"]
     elif score == "mlp":
@@ -52,6 +54,8 @@ def _oracle(case, score, slope, x):
     query, key = x.get("query"), x["key"][src]
     value = x["value"][src] if "value" in x else key
     edge = x.get("edge", 0)
+    if "map" in x:
+        edge = torch.einsum("ed,dhc->ehc", edge, x["map"])
     if score == "dot":
         logits = (query[dst] * (key + edge)).sum(-1) / key.size(-1) ** 0.5
         value = value + edge
@@ -153,6 +157,138 @@ def test_every_form_of_the_kernels(isa, monkeypatch, score, width, dtype, index)
         _compare(case, score, dtype, full=BARE, graph=graph, heads=heads, width=width)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("width", [1, 5, 8, 16, 17])
+@pytest.mark.parametrize("score", ["mlp", "dot"])
+def test_edges_that_a_map_makes(isa, score, width, dtype):
+    for depth, heads in ((1, 3), (3, 4), (32, 1), (33, 2)):
+        sizes = {"depth": depth, "heads": heads, "width": width}
+        _compare(BIPARTITE["wide"], score, dtype, **sizes)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("score", ["mlp", "dot"])
+def test_edges_that_a_map_makes_on_every_graph(backend, score, name):
+    if "hub" in name and backend != "native":
+        pytest.skip("its slices are the compiled kernels'")
+    _compare(ALL[name], score, depth=3)
+
+
+@pytest.mark.parametrize("score", ["mlp", "dot"])
+def test_any_gradient_of_mapped_edges_alone(backend, score):
+    case = BIPARTITE["padded"]
+    for name in ("edge", "map"):
+        tensors = {
+            k: v.detach().requires_grad_(k == name)
+            for k, v in _tensors(case, score, depth=3).items()
+        }
+        ours, oracle = _functions(case, score, tensors)
+        compare(
+            ours,
+            oracle,
+            tuple(tensors.values()),
+            absolute=False,
+            floor=1 / 64,
+            slack=20,
+        )
+
+
+@pytest.mark.parametrize("score", ["mlp", "dot"])
+def test_derivatives_of_mapped_edges(score):
+    tensors = _tensors(SQUARE["double_loops"], score, 2, 2, depth=2)
+    ours, _ = _functions(SQUARE["double_loops"], score, tensors)
+    assert gradcheck(ours, tuple(tensors.values()))
+    assert gradgradcheck(ours, tuple(tensors.values()))
+
+
+@pytest.mark.parametrize("score", ["mlp", "dot"])
+def test_no_row_per_edge_where_a_map_makes_them(monkeypatch, score):
+    if not native.available():
+        pytest.skip(str(native.reason()))
+    # torch's profiler does not see the pool.
+    monkeypatch.setattr(memory, "THRESHOLD", 1 << 60)
+    edges, nodes, heads, columns = 40_000, 50, 2, 64
+    case = SQUARE["hub"]._replace(
+        edge_index=torch.randint(nodes, (2, edges)), num_src=nodes, num_dst=nodes
+    )
+    tensors = _tensors(case, score, heads, columns, depth=4)
+    graph = Graph.of(case.edge_index, case.size)
+    _ours(graph, score, 0.2, tensors).sum().backward()
+    with torch.profiler.profile(profile_memory=True) as record:
+        _ours(graph, score, 0.2, tensors).sum().backward()
+    largest = max(event.self_cpu_memory_usage for event in record.events())
+    assert largest < edges * heads * columns
+
+
+@pytest.mark.parametrize("masked", [100, 150])
+def test_masked_edges_take_no_share(isa, masked):
+    """Logits of -inf, more of them than are worked on at once; or all of a row's."""
+    edge_index = torch.stack([torch.arange(150) % 7, torch.zeros(150).long()])
+    case = SQUARE["hub"]._replace(edge_index=edge_index, num_src=7, num_dst=7)
+    tensors = {k: v.detach() for k, v in _tensors(case, "sum", width=16).items()}
+    tensors["bias"][:masked] = -torch.inf
+    ours, oracle = _functions(case, "sum", tensors)
+    for dtype in (torch.float32, torch.float64):
+        given = [x.to(dtype) for x in tensors.values()]
+        actual, expected = ours(*given), oracle(*given)
+        assert bool(expected[0].isnan().all()) == (masked == 150)
+        torch.testing.assert_close(
+            actual, expected, rtol=1e-4, atol=1e-5, equal_nan=True
+        )
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_logits_that_rise_along_a_row(isa, score):
+    """What was summed before a larger logit is brought to its scale."""
+    edge_index = torch.stack([torch.arange(300), torch.zeros(300).long()])
+    case = BIPARTITE["wide"]._replace(edge_index=edge_index, num_src=300, num_dst=1)
+    tensors = _tensors(case, score, heads=3, width=7, full=BARE)
+    rising = torch.linspace(-40, 40, 300, dtype=torch.float64)
+    with torch.no_grad():
+        tensors["key"] += rising.view(-1, *[1] * (tensors["key"].dim() - 1))
+    ours, oracle = _functions(case, score, tensors)
+    compare(ours, oracle, tuple(tensors.values()), absolute=False, floor=1, slack=40)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_gradients_are_those_of_the_backend_that_ran(score):
+    if not native.available():
+        pytest.skip(str(native.reason()))
+    case = BIPARTITE["wide"]
+    graph = Graph.of(case.edge_index, case.size)
+    found = []
+    for first, second in (("native", "reference"), ("reference", "native")):
+        torch.manual_seed(3)
+        tensors = _tensors(case, score)
+        with ops.backend(first):
+            out = _ours(graph, score, 0.2, tensors)
+        with ops.backend(second):
+            out.square().sum().backward()
+        found.append([x.grad for k, x in tensors.items() if k != "keep"])
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("width", [1, 5, 8, 16, 17, 40])
+def test_products_of_heads(isa, width, dtype):
+    for heads in (1, 3, 4, 6):
+        x, of_x = torch.randn(2, 1100, heads, width, dtype=dtype)
+        atts = list(torch.randn(2, heads, width, dtype=dtype))
+        grads = list(torch.randn(2, 1100, heads, dtype=dtype))
+        for count in (1, 2):
+            given = (x, atts[:count])
+            torch.testing.assert_close(
+                native.head_dots(*given), reference.head_dots(*given)
+            )
+            sums = [of_x.clone(), of_x.clone()]
+            found = [
+                kernel.head_dots_backward(*given, grads[:count], own)
+                for kernel, own in zip((native, reference), sums, strict=True)
+            ]
+            torch.testing.assert_close(*found, rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(*sums)
+
+
 @pytest.mark.parametrize("name", ["hub", "hub_source"])
 @pytest.mark.parametrize("score", SCORES)
 def test_a_hub_is_cut_into_slices(isa, score, name):
@@ -160,6 +296,8 @@ def test_a_hub_is_cut_into_slices(isa, score, name):
         _compare(ALL[name], score, full=full, heads=3, width=17)
         # Twenty thousand roundings in one sum of either sign.
         _compare(ALL[name], score, torch.float32, full, heads=3, width=17, slack=100)
+    if score != "sum":
+        _compare(ALL[name], score, heads=3, width=17, depth=3)
 
 
 @pytest.mark.parametrize("full", [FULL, BARE])
@@ -350,6 +488,15 @@ def test_compiles_whole(score):
         ({"keep": torch.randn(29, 2)}, r"\[29, 2\]"),
         ({"bias": torch.randn(30, 2)}, "takes no 'bias'"),
         ({"score": "mlp"}, "needs 'att'"),
+        ({"map": torch.randn(5, 2, 3)}, "takes no 'map'"),
+        (
+            {"edge": torch.randn(30, 4), "map": torch.randn(5, 2, 3)},
+            r"\[30, 4\]",
+        ),
+        (
+            {"edge": torch.randn(30, 5), "map": torch.randn(5, 6)},
+            r"\[5, 6\]",
+        ),
         ({"query": torch.randn(4, 2, 3).to("meta")}, "meta"),
     ],
 )

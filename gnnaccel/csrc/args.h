@@ -119,10 +119,31 @@ struct AttentionArgs {
   const void *query, *key, *value, *att, *edge, *bias, *keep;
   double slope, scale, epsilon;
   void* out;     // [rows, heads * features]; read in the backward pass, as are shares
-  void* shares;  // [entries, heads] or nullptr
+  void* shares;  // [entries, heads] or nullptr; not under sum
   const void* grad;  // [rows, heads * features]
-  void* pair;    // [entries, 2 * heads], scratch
+  void* pair;    // scratch, [entries, 2 * heads]; under sum [rows, 4 * heads]
   void *g_query, *g_key, *g_value, *g_att, *g_edge, *g_bias;
+  const void* map;  // [depth, heads * features] or nullptr; with it, edges and their
+                    // gradient are [entries, depth]
+  int64_t depth;
+  void* g_map;
+  // Under sum, what the gradients want: [rows, heads * features], the part of `out` whose
+  // leaky ReLU was on the positive side, and [rows, 3 * heads]: the largest logit, 1 / the
+  // sum of exponentials, the sum of the shares (before keep) on the positive side.
+  void *positive, *stats;
+};
+
+// out[m][n, h] = <x[n, h], att[m][h]> for one vector per head, or two (att[1] or nullptr).
+// With g_x its gradients instead, given those of `out`: g_x has them added, g_att is
+// written. All contiguous, f32 and f64.
+struct HeadDotArgs {
+  int64_t rows, heads, features;
+  const void* x;  // [rows, heads * features]
+  const void* att[2];
+  void* out[2];  // [rows, heads]
+  const void* grad[2];
+  void* g_x;
+  void* g_att[2];
 };
 
 // out[i] = own * x[i] + sum_e w[e] f(x[col[e]], y[e]), where y[e] is the edge's row, or

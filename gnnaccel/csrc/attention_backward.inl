@@ -1,141 +1,194 @@
-// Gradients of attention: one pass over destinations, which leaves for every entry its
-// kept share and the gradient of its logit, and one over sources, which reads them.
+// Gradients of attention by `mlp` and `dot`: one pass over destinations, which leaves for
+// every entry its kept share and the gradient of its logit, and one over sources, which
+// reads them.
 //
 // With shares p, kept shares p' = p keep and logits z, the gradient of out = sum p' v is
 // dz = p (keep <g, v> - <g, out>).
 
-template <class T, class I, int N, Score S>
+template <class T, class I, int N, bool EXACT, Score S>
 struct AttentionToRows {
+  static constexpr int L = kLanes<T>;
+  using V = Vec<T, L>;
+
   const AttentionArgs& a;
   const AttentionView<T, I> v{a};
-  const Heads<T, N> hs{a.heads, a.features};
+  const Heads<T, N, EXACT> hs{a.heads, a.features};
+  const Lanes<T> lanes{a.heads};
   const int64_t heads = a.heads, columns = hs.columns();
-  // `sum`: the query's gradient; `mlp`: that, and that of att; `dot`: the query's.
-  const int64_t width = S == Score::sum ? heads : S == Score::mlp ? 2 * columns : columns;
-  double* slots;  // [parts, columns]: gradient of att, by part of the rows
+  // `mlp`: the query's gradient, and that of att; `dot`: the query's.
+  const int64_t own = S == Score::mlp ? 2 * columns : columns;
+  // Then that of the map.
+  const int64_t width = own + map_size(a);
+  double* slots;  // [parts, slot_size]: gradients of att and of the map, by part of the rows
   mutable bool failed = false;
 
   static constexpr int64_t kScratchRows = 1;
 
-  // The gradients of the logits of [e0, e1), through the leaky ReLU of `sum` and the
-  // scale of `dot`; for `sum` added to gq.
-  void logits(int64_t i, int64_t e0, int64_t e1, const T* mean, T* gq) const {
-    const T *grad = static_cast<const T*>(a.grad) + i * columns,
-            *shares = static_cast<const T*>(a.shares);
-    T *pair = static_cast<T*>(a.pair), *g_bias = static_cast<T*>(a.g_bias);
-    const T sides[2] = {T(1), v.slope};
-    for (int64_t e = e0; e < e1; ++e) {
-      v.template prefetch_far<S>(e, heads, columns);
-      const T* row = v.value + at(v.col, e) * columns;
-      const T* edge = S != Score::dot || v.edge == nullptr
-                          ? nullptr
-                          : v.edge + at(v.perm, e) * columns;
-      T *kept = pair + e * 2 * heads, *d = kept + heads;
-      hs.sum(d, [&](int64_t o) -> Vec<T, N> {
-        Vec<T, N> x = load<N>(row + o);
-        if (edge != nullptr) x += load<N>(edge + o);
-        return load<N>(grad + o) * x;
-      });
-      // No loop reads or writes what may not be there: see the logits.
-      const T *stored = shares + e * heads, *keep = nullptr;
-      if (v.keep != nullptr) {
-        keep = v.keep + at(v.perm, e) * heads;
-        for (int64_t h = 0; h < heads; ++h) d[h] *= keep[h];
+  static int64_t map_size(const AttentionArgs& a) {
+    return a.g_map == nullptr ? 0 : a.depth * a.heads * a.features;
+  }
+  static int64_t slot_size(const AttentionArgs& a) {
+    return (S == Score::mlp ? a.heads * a.features : 0) + map_size(a);
+  }
+
+  // Scratch of one thread. By entry and head: shares, kept ones after `logits`; gradients
+  // of logits; keep. One period: <g, out>. Rows of a step's edges and their gradients, and
+  // the features those are made of; a step's gradient of the map. The sums of a row.
+  struct Room {
+    T *shares, *grads, *keep, *mean, *made, *of_made, *features, *of_map, *sums;
+  };
+
+  int64_t room_size() const {
+    return 3 * lanes.size(kStep) + lanes.period + width + map_size(a) +
+           (v.map == nullptr ? 0 : 2 * v.made_size() + kStep * v.depth);
+  }
+
+  Room room(T* data) const {
+    Room m;
+    m.shares = data;
+    m.grads = m.shares + lanes.size(kStep);
+    m.keep = m.grads + lanes.size(kStep);
+    m.mean = m.keep + lanes.size(kStep);
+    m.sums = m.mean + lanes.period;
+    m.of_map = m.sums + width;
+    m.made = m.of_map + map_size(a);
+    m.of_made = m.made + v.made_size();
+    m.features = m.of_made + v.made_size();
+    return m;
+  }
+
+  // The gradients of the logits of n entries, through the scale of `dot`.
+  void logits(int64_t i, int64_t e0, int64_t n, const Room& m) const {
+    struct Far {
+      const T *value, *edge;
+    };
+    const T* grad = static_cast<const T*>(a.grad) + i * columns;
+    hs.sums(
+        n, m.grads, lanes.stride, [&](int64_t o) { return load<N>(grad + o); },
+        [&](int64_t k, int64_t o, int64_t bytes) {
+          const int64_t e = e0 + k;
+          v.template prefetch_far<S>(e, o, bytes);
+          const T* edge = S == Score::dot ? v.edge_row(v.perm, e, k, m.made) : nullptr;
+          return Far{v.value + v.col[e] * columns + o, edge == nullptr ? nullptr : edge + o};
+        },
+        [&](const Far& far, int64_t o, const Vec<T, N>& g) -> Vec<T, N> {
+          Vec<T, N> x = load<N>(far.value + o);
+          if (S == Score::dot && far.edge != nullptr) x += load<N>(far.edge + o);
+          return g * x;
+        });
+    const int64_t size = lanes.size(n);
+    for (int64_t o = n * lanes.stride; o < size; ++o) m.shares[o] = m.grads[o] = 0;
+    lanes.load_entries(m.shares, static_cast<const T*>(a.shares) + e0 * heads, n);
+    if (v.keep != nullptr) {
+      for (int64_t k = 0; k < n; ++k) {
+        lanes.copy(m.keep + k * lanes.stride, v.keep + at(v.perm, e0 + k) * heads);
       }
-      for (int64_t h = 0; h < heads; ++h) {
-        const T share = S == Score::sum ? __builtin_fabs(stored[h]) : stored[h];
-        kept[h] = share;
-        d[h] = share * (d[h] - mean[h]);
-        if constexpr (S == Score::dot) d[h] *= v.scale;
-        if constexpr (S == Score::sum) {
-          // No branch: the sign is not predictable.
-          d[h] *= sides[__builtin_signbit(stored[h]) != 0];
-          gq[h] += d[h];
-        }
+      for (int64_t o = 0; o < size; o += L) {
+        store<L>(m.grads + o, load<L>(m.grads + o) * load<L>(m.keep + o));
       }
-      if (keep != nullptr) {
-        for (int64_t h = 0; h < heads; ++h) kept[h] *= keep[h];
+    }
+    for (int64_t r = 0; r < lanes.period; r += L) {
+      const V mean = load<L>(m.mean + r);
+      for (int64_t o = r; o < size; o += lanes.period) {
+        V d = load<L>(m.shares + o) * (load<L>(m.grads + o) - mean);
+        if constexpr (S == Score::dot) d *= v.scale;
+        store<L>(m.grads + o, d);
       }
-      if (S == Score::sum && g_bias != nullptr) {
-        T* of_bias = g_bias + at(v.perm, e) * heads;
-        for (int64_t h = 0; h < heads; ++h) of_bias[h] = d[h];
+    }
+    if (v.keep != nullptr) {
+      for (int64_t o = 0; o < size; o += L) {
+        store<L>(m.shares + o, load<L>(m.shares + o) * load<L>(m.keep + o));
       }
+    }
+    T* pair = static_cast<T*>(a.pair) + e0 * 2 * heads;
+    for (int64_t k = 0; k < n; ++k) {
+      lanes.copy(pair + k * 2 * heads, m.shares + k * lanes.stride);
+      lanes.copy(pair + k * 2 * heads + heads, m.grads + k * lanes.stride);
     }
   }
 
-  // The gradient of the query (for `mlp` without att, and that of att), of [e0, e1).
-  void queries(int64_t i, int64_t e0, int64_t e1, T* gq, T* ga) const {
-    const T *q = v.query + i * columns, *pair = static_cast<const T*>(a.pair),
-            *grad = static_cast<const T*>(a.grad) + i * columns;
+  // Adds the gradient of the query (for `mlp` without att, and that of att) of n entries
+  // to m.sums.
+  void queries(int64_t i, int64_t e0, int64_t n, const Room& m, T* sums) const {
+    const T *q = v.query + i * columns, *grad = static_cast<const T*>(a.grad) + i * columns;
+    const bool of_edges = a.g_edge != nullptr || a.g_map != nullptr;
+    T* const g_edge = v.map == nullptr ? static_cast<T*>(a.g_edge) : m.of_made;
     hs.groups([&]<int K>(int64_t s) {
-      const Group<K, T, N> g(hs, s);
-      Vec<T, N> acc[K] = {}, of_att[K] = {};
-      for (int64_t e = e0; e < e1; ++e) {
-        const T* row = v.key + at(v.col, e) * columns;
-        const int64_t place = (v.edge == nullptr ? 0 : at(v.perm, e)) * columns;
-        T* g_edge = a.g_edge == nullptr ? nullptr : static_cast<T*>(a.g_edge) + place;
-        const T* both = pair + e * 2 * heads;
-        for (int m = 0; m < K; ++m) {
-          const int64_t o = g.offset[m], h = g.head[m];
-          const T d = both[heads + h];
-          Vec<T, N> u = load<N>(row + o);
+      const Group<K, T, N, EXACT> g(hs, s);
+      Vec<T, N> acc[K] = {}, of_att[K] = {}, query[K];
+      for (int r = 0; r < K; ++r) query[r] = load<N>(q + g.first + g.offset_of(r));
+      for (int64_t k = 0; k < n; ++k) {
+        const int64_t e = e0 + k;
+        const T *row = v.key + v.col[e] * columns + g.first,
+                *edge = v.edge_row(v.perm, e, k, m.made),
+                *d = m.grads + k * lanes.stride + g.head;
+        for (int r = 0; r < K; ++r) {
+          const int64_t o = g.first + g.offset_of(r);
+          Vec<T, N> u = load<N>(row + g.offset_of(r)), of_edge;
+          const T of_logit = d[g.head_of(r)];
           if constexpr (S == Score::mlp) {
-            u += load<N>(q + o);
-            if (v.edge != nullptr) u += load<N>(v.edge + place + o);
-            const Vec<T, N> flat = leaky_slope<N, T>(u, Vec<T, N>{} + d, v.slope);
-            acc[m] += flat;
-            of_att[m] += flat * u;
-            if (g_edge != nullptr) store<N>(g_edge + o, flat * load<N>(v.att + o));
+            // Summed in the order of the forward pass: the sign must not change.
+            u += query[r];
+            if (edge != nullptr) u += load<N>(edge + o);
+            const Vec<T, N> zero{}, flat = (u > zero) ? zero + of_logit : zero + of_logit * v.slope;
+            acc[r] += flat;
+            of_att[r] += flat * u;
+            if (of_edges) of_edge = flat * load<N>(v.att + o);
           } else {
-            if (v.edge != nullptr) u += load<N>(v.edge + place + o);
-            acc[m] += d * u;
-            if (g_edge != nullptr) {
-              store<N>(g_edge + o, d * load<N>(q + o) + both[h] * load<N>(grad + o));
+            if (edge != nullptr) u += load<N>(edge + o);
+            acc[r] += of_logit * u;
+            if (of_edges) {
+              const T share = m.shares[k * lanes.stride + g.head + g.head_of(r)];
+              of_edge = of_logit * query[r] + share * load<N>(grad + o);
             }
+          }
+          if (of_edges) {
+            const int64_t place = v.map == nullptr ? at(v.perm, e) : k;
+            store<N>(g_edge + place * columns + o, of_edge);
           }
         }
       }
-      for (int m = 0; m < K; ++m) {
-        store<N>(gq + g.offset[m], acc[m]);
-        if constexpr (S == Score::mlp) store<N>(ga + g.offset[m], of_att[m]);
+      for (int r = 0; r < K; ++r) {
+        hs.add(sums, s + r, acc[r]);
+        if constexpr (S == Score::mlp) hs.add(sums + columns, s + r, of_att[r]);
       }
     });
   }
 
-  // Leaves the sums of a range, `width` of them; `mean` has room for as many beyond the
-  // heads. Long ranges go in steps whose rows stay
-  // in the nearest cache from the logits to the query.
-  void range(int64_t i, int64_t e0, int64_t e1, T* mean, T* sums) const {
-    constexpr int64_t kStep = 32;
+  // Leaves the sums of a range, `width` of them; those of the map go to the slot instead
+  // where there is one.
+  void range(int64_t i, int64_t e0, int64_t e1, const Room& m, T* sums, double* slot) const {
     const T *grad = static_cast<const T*>(a.grad) + i * columns,
             *out = static_cast<const T*>(a.out) + i * columns;
-    hs.sum(mean, [&](int64_t o) -> Vec<T, N> { return load<N>(grad + o) * load<N>(out + o); });
-    for (int64_t c = 0; c < width; ++c) sums[c] = 0;
+    clear(sums, width);
+    if (e0 == e1) return;
+    hs.sum(m.mean, [&](int64_t o) -> Vec<T, N> { return load<N>(grad + o) * load<N>(out + o); });
+    lanes.repeat(m.mean, m.mean);
     for (int64_t e = e0; e < e1; e += kStep) {
-      const int64_t end = e + kStep < e1 ? e + kStep : e1;
-      logits(i, e, end, mean, sums);
-      if constexpr (S != Score::sum) {
-        T* const step = e == e0 ? sums : mean + heads;
-        queries(i, e, end, step, step + columns);
-        if (step == sums) continue;
-        for (int64_t c = 0; c < width; ++c) sums[c] += step[c];
+      const int64_t n = e1 - e < kStep ? e1 - e : kStep;
+      v.make_rows(v.perm, e, n, m.made);
+      logits(i, e, n, m);
+      queries(i, e, n, m, sums);
+      if (a.g_map == nullptr) continue;
+      v.unmake_rows(v.perm, e, n, m.of_made, m.features, static_cast<T*>(a.g_edge), m.of_map);
+      for (int64_t c = 0; c < map_size(a); ++c) {
+        if (slot == nullptr) sums[own + c] += m.of_map[c];
+        else slot[slot_size(a) - map_size(a) + c] += double(m.of_map[c]);
       }
     }
   }
 
   // The finished row i: `sums` holds what `range` leaves.
   void finish(int64_t i, const T* sums, double* slot) const {
-    if constexpr (S == Score::sum) {
-      if (T* g = static_cast<T*>(a.g_query); g != nullptr) {
-        for (int64_t h = 0; h < heads; ++h) g[i * heads + h] = sums[h];
-      }
-    } else {
-      T* g = static_cast<T*>(a.g_query) + i * columns;
-      for (int64_t c = 0; c < columns; ++c) g[c] = S == Score::mlp ? sums[c] * v.att[c] : sums[c];
-      if constexpr (S == Score::mlp) {
-        if (slot == nullptr) return;
-        for (int64_t c = 0; c < columns; ++c) slot[c] += double(sums[columns + c]);
-      }
+    T* g = static_cast<T*>(a.g_query) + i * columns;
+    by_registers<T>(columns, [&]<int W>(int64_t c) {
+      Vec<T, W> x = load<W>(sums + c);
+      if constexpr (S == Score::mlp) x *= load<W>(v.att + c);
+      store<W>(g + c, x);
+    });
+    if constexpr (S == Score::mlp) {
+      if (slot == nullptr) return;
+      for (int64_t c = 0; c < columns; ++c) slot[c] += double(sums[columns + c]);
     }
   }
 
@@ -145,18 +198,18 @@ struct AttentionToRows {
     const int64_t parts = threads();
     int64_t p = 0;
     while (p + 1 < parts && split_row(ptr, a.g.rows, p, parts) != r0) ++p;
-    return slots + p * columns;
+    return slots + p * slot_size(a);
   }
 
   void rows(const Ranges<I>& ranges, int64_t r0, int64_t r1, T* partial) const {
-    const Scratch scratch((heads + 2 * width) * int64_t(sizeof(T)), &failed);
+    const Scratch scratch(room_size() * int64_t(sizeof(T)), &failed);
     if (scratch.data == nullptr) return;
-    T *const mean = static_cast<T*>(scratch.data), *const own = mean + heads + width;
-    double* slot = S == Score::mlp && partial == nullptr ? slot_of(r0) : nullptr;
+    const Room m = room(static_cast<T*>(scratch.data));
+    double* slot = slot_size(a) > 0 && partial == nullptr ? slot_of(r0) : nullptr;
     for (int64_t r = r0; r < r1; ++r) {
       if (ranges.skip(r)) continue;
-      T* sums = partial == nullptr ? own : partial + r * width;
-      range(ranges.row(r), ranges.begin[r], ranges.end[r], mean, sums);
+      T* sums = partial == nullptr ? m.sums : partial + r * width;
+      range(ranges.row(r), ranges.begin[r], ranges.end[r], m, sums, slot);
       if (partial == nullptr) finish(ranges.row(r), sums, slot);
     }
   }
@@ -170,9 +223,8 @@ struct AttentionToRows {
 
   // After all hubs, one after the other: the order does not depend on threads.
   void merged(const T* partial) const {
-    if constexpr (S == Score::mlp) {
-      for (int64_t c = 0; c < columns; ++c) slots[c] += double(partial[columns + c]);
-    }
+    const T* from = partial + width - slot_size(a);
+    for (int64_t c = 0; c < slot_size(a); ++c) slots[c] += double(from[c]);
   }
 
   void run() const {
@@ -182,65 +234,61 @@ struct AttentionToRows {
   }
 };
 
-template <class T, class I, int N, Score S>
+template <class T, class I, int N, bool EXACT, Score S>
 struct AttentionToCols {
   const AttentionArgs& a;
   const Grouping& t = a.transposed;
   const AttentionView<T, I> v{a};
-  const Heads<T, N> hs{a.heads, a.features};
+  const Heads<T, N, EXACT> hs{a.heads, a.features};
   const int64_t heads = a.heads, columns = hs.columns();
-  const int64_t width = columns + (S == Score::sum ? heads : columns);
+  const int64_t width = 2 * columns;
   const I *col = static_cast<const I*>(t.col), *perm = static_cast<const I*>(t.perm),
           *positions = static_cast<const I*>(a.positions);
   mutable bool failed = false;
 
   static constexpr int64_t kScratchRows = 1;
 
-  // The gradients of value and key of row j over its entries [e0, e1).
-  void range(int64_t j, int64_t e0, int64_t e1, T* gv, T* gk) const {
+  // Adds the gradients of value and key of n entries of row j.
+  void step(int64_t j, int64_t e0, int64_t n, const T* made, T* gv, T* gk) const {
     const T *grad = static_cast<const T*>(a.grad), *pair = static_cast<const T*>(a.pair);
-    const T* key = v.key + j * columns;
-    const int64_t row_bytes = columns * int64_t(sizeof(T));
-    if constexpr (S == Score::sum) {
-      for (int64_t h = 0; h < heads; ++h) gk[h] = 0;
-    }
+    [[maybe_unused]] const T* key = v.key + j * columns;
     hs.groups([&]<int K>(int64_t s) {
-      const Group<K, T, N> g(hs, s);
-      Vec<T, N> acc[K] = {}, of_key[K] = {};
-      for (int64_t e = e0; e < e1; ++e) {
-        const int64_t i = at(col, e);
-        const T* both = pair + at(positions, e) * 2 * heads;
+      const Group<K, T, N, EXACT> g(hs, s);
+      Vec<T, N> acc[K] = {}, of_key[K] = {}, own[K];
+      if constexpr (S == Score::mlp) {
+        for (int m = 0; m < K; ++m) own[m] = load<N>(key + g.first + g.offset_of(m));
+      }
+      const T *grads = grad + g.first, *pairs = pair + g.head;
+      const T* queries = v.query + g.first;
+      for (int64_t e = e0; e < e0 + n; ++e) {
+        const int64_t i = col[e] * columns;
+        const T *both = pairs + at(positions, e) * 2 * heads, *d = both + heads;
+        const int64_t ahead = col[e + kAhead < v.last ? e + kAhead : v.last] * columns;
+        prefetch(grads + ahead, g.kBytes);
+        prefetch(queries + ahead, g.kBytes);
         if (s == 0) {
-          const int64_t ahead = e + kAhead < v.last ? e + kAhead : v.last;
           // Further ahead: pairs are the larger table, seldom in a near cache.
-          const int64_t far = e + 2 * kAhead < v.last ? e + 2 * kAhead : v.last;
+          const int64_t far = e + 4 * kAhead < v.last ? e + 4 * kAhead : v.last;
           prefetch(pair + at(positions, far) * 2 * heads, 2 * heads * int64_t(sizeof(T)));
-          prefetch(grad + at(col, ahead) * columns, row_bytes);
-          if constexpr (S == Score::sum) {
-            for (int64_t h = 0; h < heads; ++h) gk[h] += both[heads + h];
-          } else {
-            prefetch(v.query + at(col, ahead) * columns, row_bytes);
-          }
         }
-        const T* edge = S != Score::mlp || v.edge == nullptr
-                            ? nullptr
-                            : v.edge + at(perm, e) * columns;
+        const T* edge = S == Score::mlp ? v.edge_row(perm, e, e - e0, made) : nullptr;
         for (int m = 0; m < K; ++m) {
-          const int64_t o = g.offset[m], h = g.head[m];
-          acc[m] += both[h] * load<N>(grad + i * columns + o);
+          const int64_t o = g.offset_of(m), h = g.head_of(m);
+          acc[m] += both[h] * load<N>(grads + i + o);
           if constexpr (S == Score::dot) {
-            of_key[m] += both[heads + h] * load<N>(v.query + i * columns + o);
+            of_key[m] += d[h] * load<N>(queries + i + o);
           } else if constexpr (S == Score::mlp) {
             // Summed in the order of the forward pass: the sign must not change.
-            Vec<T, N> u = load<N>(key + o) + load<N>(v.query + i * columns + o);
-            if (edge != nullptr) u += load<N>(edge + o);
-            of_key[m] += leaky_slope<N, T>(u, Vec<T, N>{} + both[heads + h], v.slope);
+            Vec<T, N> u = own[m] + load<N>(queries + i + o);
+            if (edge != nullptr) u += load<N>(edge + g.first + o);
+            const Vec<T, N> zero{};
+            of_key[m] += (u > zero) ? zero + d[h] : zero + d[h] * v.slope;
           }
         }
       }
       for (int m = 0; m < K; ++m) {
-        store<N>(gv + g.offset[m], acc[m]);
-        if constexpr (S != Score::sum) store<N>(gk + g.offset[m], of_key[m]);
+        hs.add(gv, s + m, acc[m]);
+        hs.add(gk, s + m, of_key[m]);
       }
     });
   }
@@ -248,27 +296,34 @@ struct AttentionToCols {
   void finish(int64_t j, const T* sums) const {
     T *gv = static_cast<T*>(a.g_value), *gk = static_cast<T*>(a.g_key);
     const T* of_key = sums + columns;
-    if constexpr (S == Score::sum) {
-      for (int64_t h = 0; h < heads; ++h) gk[j * heads + h] = of_key[h];
-    } else {
-      for (int64_t c = 0; c < columns; ++c) {
-        const T d = S == Score::mlp ? of_key[c] * v.att[c] : of_key[c];
-        // Without values of their own keys are the values.
-        gk[j * columns + c] = gv == nullptr ? d + sums[c] : d;
-      }
-    }
-    if (gv == nullptr) return;
-    for (int64_t c = 0; c < columns; ++c) gv[j * columns + c] = sums[c];
+    by_registers<T>(columns, [&]<int W>(int64_t c) {
+      Vec<T, W> d = load<W>(of_key + c);
+      if constexpr (S == Score::mlp) d *= load<W>(v.att + c);
+      // Without values of their own keys are the values.
+      if (gv == nullptr) d += load<W>(sums + c);
+      else store<W>(gv + j * columns + c, load<W>(sums + c));
+      store<W>(gk + j * columns + c, d);
+    });
   }
 
   void rows(const Ranges<I>& ranges, int64_t r0, int64_t r1, T* partial) const {
-    const Scratch scratch(width * int64_t(sizeof(T)), &failed);
+    const int64_t made_size = S == Score::mlp ? v.made_size() : 0;
+    const Scratch scratch((width + made_size) * int64_t(sizeof(T)), &failed);
     if (scratch.data == nullptr) return;
+    T *const own = static_cast<T*>(scratch.data), *const made = own + width;
     for (int64_t r = r0; r < r1; ++r) {
       if (ranges.skip(r)) continue;
-      T* sums = partial == nullptr ? static_cast<T*>(scratch.data) : partial + r * width;
-      range(ranges.row(r), ranges.begin[r], ranges.end[r], sums, sums + columns);
-      if (partial == nullptr) finish(ranges.row(r), sums);
+      T* sums = partial == nullptr ? own : partial + r * width;
+      clear(sums, width);
+      const int64_t j = ranges.row(r), e1 = ranges.end[r];
+      // Only rows that a map makes are kept for a while.
+      const int64_t most = made_size == 0 ? kSlice : kStep;
+      for (int64_t e = ranges.begin[r]; e < e1; e += most) {
+        const int64_t n = e1 - e < most ? e1 - e : most;
+        if constexpr (S == Score::mlp) v.make_rows(perm, e, n, made);
+        step(j, e, n, made, sums, sums + columns);
+      }
+      if (partial == nullptr) finish(j, sums);
     }
   }
 
@@ -285,44 +340,32 @@ struct AttentionToCols {
   }
 };
 
-template <class T, class I, int N, Score S>
+template <class T, class I, int N, bool EXACT, Score S>
 static void attention_gradients(const AttentionArgs& a) {
-  const int64_t parts = threads(), columns = a.heads * a.features;
+  using ToRows = AttentionToRows<T, I, N, EXACT, S>;
+  const int64_t parts = threads(), size = ToRows::slot_size(a);
   bool failed = false;
-  const Scratch slots(S == Score::mlp ? parts * columns * int64_t(sizeof(double)) : 1, &failed);
+  const Scratch slots(parts * size * int64_t(sizeof(double)) + 1, &failed);
   if (failed) throw std::bad_alloc();
   double* const sums = static_cast<double*>(slots.data);
-  if constexpr (S == Score::mlp) {
-    for (int64_t c = 0; c < parts * columns; ++c) sums[c] = 0;
+  ToRows{.a = a, .slots = sums}.run();
+  for (int64_t c = 0; c < size; ++c) {
+    double total = 0;
+    for (int64_t p = 0; p < parts; ++p) total += sums[p * size + c];
+    const int64_t of_map = c - size + ToRows::map_size(a);
+    if (of_map < 0) static_cast<T*>(a.g_att)[c] = T(total);
+    else static_cast<T*>(a.g_map)[of_map] = T(total);
   }
-  AttentionToRows<T, I, N, S>{.a = a, .slots = sums}.run();
-  if constexpr (S == Score::mlp) {
-    for (int64_t c = 0; c < columns; ++c) {
-      double total = 0;
-      for (int64_t p = 0; p < parts; ++p) total += sums[p * columns + c];
-      static_cast<T*>(a.g_att)[c] = T(total);
-    }
-  }
-  if (a.g_key != nullptr) AttentionToCols<T, I, N, S>{a}.run();
+  if (a.g_key != nullptr) AttentionToCols<T, I, N, EXACT, S>{a}.run();
 }
 
 template <class T, class I>
-static void attention_backward_indexed(const AttentionArgs& a) {
-  for_width<T, I>(a.features, [&]<int N>() {
+static void attention_backward_typed(const AttentionArgs& a) {
+  for_width<T, I>(a.features, [&]<int N, bool EXACT>() {
     switch (Score(a.score)) {
-      case Score::sum: return attention_gradients<T, I, N, Score::sum>(a);
-      case Score::mlp: return attention_gradients<T, I, N, Score::mlp>(a);
-      case Score::dot: return attention_gradients<T, I, N, Score::dot>(a);
+      case Score::sum: return AttentionOfSums<T, I, N, EXACT>{a}.run();
+      case Score::mlp: return attention_gradients<T, I, N, EXACT, Score::mlp>(a);
+      case Score::dot: return attention_gradients<T, I, N, EXACT, Score::dot>(a);
     }
   });
-}
-
-static void attention_backward(const AttentionArgs& a, Dtype t) {
-  if (t == Dtype::f64) {
-    if (a.g.wide) attention_backward_indexed<double, int64_t>(a);
-    else attention_backward_indexed<double, int32_t>(a);
-  } else {
-    if (a.g.wide) attention_backward_indexed<float, int64_t>(a);
-    else attention_backward_indexed<float, int32_t>(a);
-  }
 }

@@ -16,6 +16,7 @@ struct Kernels {
   void (*softmax)(const SoftmaxArgs&, Dtype);
   void (*attention)(const AttentionArgs&, Dtype);
   void (*attention_backward)(const AttentionArgs&, Dtype);
+  void (*head_dots)(const HeadDotArgs&, Dtype);
   void (*message_sum)(const MessageArgs&, Dtype);
   void (*gate_sum)(const GateArgs&, Dtype);
   double (*read_rows)(const Grouping&, const float* x, int64_t features);

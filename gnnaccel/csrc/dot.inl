@@ -1,25 +1,6 @@
 // Dot products of the two ends of every edge (sampled dense-dense product), and the
 // row reader that serves as the bandwidth yardstick.
 
-template <class T>
-static inline acc_t<T> dot(const T* p, const T* q, int64_t n) {
-  using A = acc_t<T>;
-  constexpr int L = kLanes<T>;
-  Vec<A, L> even{}, odd{};
-  int64_t k = 0;
-  for (; k + 2 * L <= n; k += 2 * L) {
-    even += load<L>(p + k) * load<L>(q + k);
-    odd += load<L>(p + k + L) * load<L>(q + k + L);
-  }
-  if (k + L <= n) {
-    even += load<L>(p + k) * load<L>(q + k);
-    k += L;
-  }
-  A s = horizontal_sum<L, A>(even + odd);
-  for (; k < n; ++k) s += widen(p[k]) * widen(q[k]);
-  return s;
-}
-
 template <class T, class I>
 static void dot_rows(const DotArgs& a) {
   const I *ptr = static_cast<const I*>(a.g.ptr), *col = static_cast<const I*>(a.g.col),

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <new>
 #include <type_traits>
+#include <utility>
 
 #if defined(__F16C__)
 #include <immintrin.h>
@@ -19,17 +20,18 @@
 
 namespace gnnaccel {
 namespace GNNACCEL_ISA {
+
+// In isa_attention.inl.
+void attention(const AttentionArgs& a, Dtype t);
+void attention_backward(const AttentionArgs& a, Dtype t);
+void head_dots(const HeadDotArgs& a, Dtype t);
+
 namespace {
 
 #include "simd.inl"
 //
 #include "tiles.inl"
 //
-#include "heads.inl"
-//
-#include "attention.inl"
-//
-#include "attention_backward.inl"
 #include "dot.inl"
 #include "extreme.inl"
 #include "gate.inl"
@@ -52,6 +54,7 @@ extern const Kernels table = {GNNACCEL_STRING(GNNACCEL_ISA),
                               softmax,
                               attention,
                               attention_backward,
+                              head_dots,
                               message_sum,
                               gate_sum,
                               read_rows};

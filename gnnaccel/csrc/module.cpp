@@ -90,7 +90,8 @@ void bind_softmax(GROUPING_PARAMS, int dtype, Address z, Address grad, Address o
 void bind_attention(GROUPING_PARAMS, int dtype, int score, int64_t heads, int64_t features,
                     Address query, Address key, Address value, Address att, Address edge,
                     Address bias, Address keep, double slope, double scale, double epsilon,
-                    Address out, Address shares) {
+                    Address out, Address shares, Address map, int64_t depth, Address positive,
+                    Address stats) {
   nb::gil_scoped_release release;
   AttentionArgs a{};
   a.g = GROUPING;
@@ -109,6 +110,10 @@ void bind_attention(GROUPING_PARAMS, int dtype, int score, int64_t heads, int64_
   a.epsilon = epsilon;
   a.out = at(out);
   a.shares = at(shares);
+  a.map = at(map);
+  a.depth = depth;
+  a.positive = at(positive);
+  a.stats = at(stats);
   kernels().attention(a, Dtype(dtype));
 }
 
@@ -120,7 +125,8 @@ void bind_attention_backward(GROUPING_PARAMS, Address t_ptr, Address t_col, Addr
                              Address keep, double slope, double scale, Address out,
                              Address shares, Address grad, Address pair, Address g_query,
                              Address g_key, Address g_value, Address g_att, Address g_edge,
-                             Address g_bias) {
+                             Address g_bias, Address map, int64_t depth, Address g_map,
+                             Address positive, Address stats) {
   nb::gil_scoped_release release;
   const AttentionArgs a{GROUPING,
                         {at(t_ptr), at(t_col), at(t_perm), t_rows, t_entries, t_max_degree, t_wide},
@@ -128,8 +134,18 @@ void bind_attention_backward(GROUPING_PARAMS, Address t_ptr, Address t_col, Addr
                         at(query), at(key), at(value), at(att), at(edge), at(bias), at(keep),
                         slope, scale, 0.0,
                         at(out), at(shares), at(grad), at(pair),
-                        at(g_query), at(g_key), at(g_value), at(g_att), at(g_edge), at(g_bias)};
+                        at(g_query), at(g_key), at(g_value), at(g_att), at(g_edge), at(g_bias),
+                        at(map), depth, at(g_map), at(positive), at(stats)};
   kernels().attention_backward(a, Dtype(dtype));
+}
+
+void bind_head_dots(int dtype, int64_t rows, int64_t heads, int64_t features, Address x,
+                    Address att, Address att2, Address out, Address out2, Address grad,
+                    Address grad2, Address g_x, Address g_att, Address g_att2) {
+  nb::gil_scoped_release release;
+  kernels().head_dots({rows, heads, features, at(x), {at(att), at(att2)}, {at(out), at(out2)},
+                       {at(grad), at(grad2)}, at(g_x), {at(g_att), at(g_att2)}},
+                      Dtype(dtype));
 }
 
 void bind_message_sum(GROUPING_PARAMS, int dtype, int kind, Address x, int64_t x_stride,
@@ -272,6 +288,7 @@ NB_MODULE(_native, m) {
   m.def("softmax", &bind_softmax);
   m.def("attention", &bind_attention);
   m.def("attention_backward", &bind_attention_backward);
+  m.def("head_dots", &bind_head_dots);
   m.def("message_sum", &bind_message_sum);
   m.def("gate_sum", &bind_gate_sum);
   m.def("read_rows", &bind_read_rows);

@@ -34,6 +34,9 @@ using acc_t = typename Acc<T>::type;
 template <class T>
 constexpr int kLanes = GNNACCEL_BYTES / int(sizeof(acc_t<T>));
 
+template <class A>
+constexpr A kLowest = A(sizeof(A) == 4 ? -__FLT_MAX__ : -__DBL_MAX__);
+
 static inline float from_bits(uint32_t u) {
   float f;
   __builtin_memcpy(&f, &u, 4);
@@ -182,13 +185,25 @@ static inline A horizontal_sum(const Vec<A, N>& v) {
   }
 }
 
-// Lanes of two vectors of four, numbered 0 to 7.
+// Lanes of two vectors, numbered through.
 #if defined(__clang__) || __GNUC__ >= 12
-#define GNNACCEL_PICK(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#define GNNACCEL_PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define GNNACCEL_PICK(a, b, i, j, k, l) \
-  __builtin_shuffle(a, b, std::conditional_t<sizeof(a[0]) == 4, Vec<int32_t, 4>, Vec<int64_t, 4>>{i, j, k, l})
+#define GNNACCEL_PICK(a, b, ...)                                                              \
+  __builtin_shuffle(a, b,                                                                     \
+                    Vec<std::conditional_t<sizeof(a[0]) == 4, int32_t, int64_t>,              \
+                        int(sizeof(a) / sizeof(a[0]))>{__VA_ARGS__})
 #endif
+
+// v with blocks of STEP lanes swapped in pairs.
+template <int STEP, int N, class A, int... LANE>
+static inline Vec<A, N> swapped_lanes(const Vec<A, N>& v, std::integer_sequence<int, LANE...>) {
+  return GNNACCEL_PICK(v, v, (LANE ^ STEP)...);
+}
+template <int STEP, int N, class A>
+static inline Vec<A, N> swapped(const Vec<A, N>& v) {
+  return swapped_lanes<STEP, N, A>(v, std::make_integer_sequence<int, N>{});
+}
 
 // The sums of the lanes of four vectors at once: a third of the work of one by one.
 template <int N, class A>
@@ -198,6 +213,21 @@ static inline Vec<A, 4> horizontal_sums(const Vec<A, N>& a, const Vec<A, N>& b,
     const Vec<A, 4> ab = GNNACCEL_PICK(a, b, 0, 1, 4, 5) + GNNACCEL_PICK(a, b, 2, 3, 6, 7);
     const Vec<A, 4> cd = GNNACCEL_PICK(c, d, 0, 1, 4, 5) + GNNACCEL_PICK(c, d, 2, 3, 6, 7);
     return GNNACCEL_PICK(ab, cd, 0, 2, 4, 6) + GNNACCEL_PICK(ab, cd, 1, 3, 5, 7);
+  } else if constexpr (N == 16) {
+    // Halves side by side, then quarters, then within quarters.
+    using W = Vec<A, N>;
+    const W ab = W(GNNACCEL_PICK(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)) +
+                 W(GNNACCEL_PICK(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
+    const W cd = W(GNNACCEL_PICK(c, d, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)) +
+                 W(GNNACCEL_PICK(c, d, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
+    W all = W(GNNACCEL_PICK(ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)) +
+            W(GNNACCEL_PICK(ab, cd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
+    all += swapped<2, N, A>(all);
+    all += swapped<1, N, A>(all);
+    const W sums = W(GNNACCEL_PICK(all, all, 0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0));
+    Vec<A, 4> first;
+    __builtin_memcpy(&first, &sums, sizeof first);
+    return first;
   } else {
     Vec<A, N / 2> half[4][2];
     __builtin_memcpy(half[0], &a, sizeof a);
@@ -279,31 +309,22 @@ static inline Vec<A, N> exponential(const Vec<A, N>& v) {
   else return exp_scalar(v);
 }
 
-// Replaces v[0, n) by exp(v - max(v)) and returns their sum. Up to the next whole
-// register v holds -inf, and then 0.
-template <class A>
-static inline A exponentials_padded(A* v, int64_t n, A* top) {
-  constexpr int L = kLanes<A>;
-  Vec<A, L> tops = load<L>(v);
-  for (int64_t k = L; k < n; k += L) {
-    const Vec<A, L> x = load<L>(v + k);
-    tops = (x > tops) ? x : tops;
+// The dot product of n numbers.
+template <class T>
+static inline acc_t<T> dot(const T* p, const T* q, int64_t n) {
+  using A = acc_t<T>;
+  constexpr int L = kLanes<T>;
+  Vec<A, L> even{}, odd{};
+  int64_t k = 0;
+  for (; k + 2 * L <= n; k += 2 * L) {
+    even += load<L>(p + k) * load<L>(q + k);
+    odd += load<L>(p + k + L) * load<L>(q + k + L);
   }
-  A most = tops[0];
-  for (int k = 1; k < L; ++k) most = tops[k] > most ? tops[k] : most;
-  *top = most;
-  A sum = 0;
-  if constexpr (std::is_same_v<A, float>) {
-    Vec<float, L> sums{};
-    for (int64_t k = 0; k < n; k += L) {
-      const Vec<float, L> y = exp_nonpositive<L>(load<L>(v + k) - most);
-      store<L>(v + k, y);
-      sums += y;
-    }
-    sum = horizontal_sum<L, float>(sums);
-  } else {
-    for (int64_t k = 0; k < n; ++k) sum += v[k] = exp_scalar(v[k] - most);
-    for (int64_t k = n; k % L != 0; ++k) v[k] = 0;
+  if (k + L <= n) {
+    even += load<L>(p + k) * load<L>(q + k);
+    k += L;
   }
-  return sum;
+  A s = horizontal_sum<L, A>(even + odd);
+  for (; k < n; ++k) s += widen(p[k]) * widen(q[k]);
+  return s;
 }

@@ -206,3 +206,15 @@ static inline void reduce_rows(const Grouping& g, int64_t columns, const Op& op)
   std::free(begin);
   std::free(partial);
 }
+
+// Scratch of one call, zeroed, freed at its end; null if there is no memory, which is
+// noted.
+struct Scratch {
+  void* data;
+  Scratch(int64_t bytes, bool* failed) : data(std::calloc(size_t(bytes), 1)) {
+    if (data == nullptr) __atomic_store_n(failed, true, __ATOMIC_RELAXED);
+  }
+  ~Scratch() { std::free(data); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+};

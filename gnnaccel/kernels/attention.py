@@ -13,6 +13,7 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -50,9 +51,10 @@ class Inputs(NamedTuple):
         value: ``[cols, H, C]``; ``None``: the key.
         att: ``[H, C]``, for ``"mlp"``.
         edge: ``[E, H, C]`` or ``None``, for ``"mlp"`` and ``"dot"``; in the caller's
-            order, like all that stands per edge.
+            order, like all that stands per edge. With a map ``[E, D]``.
         bias: ``[E, H]`` or ``None``, for ``"sum"``.
         keep: ``[E, H]`` or ``None``: factors of the shares, without a gradient.
+        map: ``[D, H, C]`` or ``None``: makes ``[E, H, C]`` of the edges' features.
     """
 
     query: Tensor | None
@@ -62,6 +64,14 @@ class Inputs(NamedTuple):
     edge: Tensor | None = None
     bias: Tensor | None = None
     keep: Tensor | None = None
+    map: Tensor | None = None
+
+    def mapped(self) -> Inputs:
+        """The same with edges as the map makes them, and no map."""
+        if self.edge is None or self.map is None:
+            return self
+        flat = self.edge @ self.map.flatten(1)
+        return self._replace(edge=flat.view(-1, *self.map.shape[1:]), map=None)
 
     @property
     def values(self) -> Tensor:
@@ -81,9 +91,10 @@ def attention(
         with_shares: Also return what :func:`attention_backward` needs.
 
     Returns:
-        ``[rows, H, C]``, 0 for an empty row; and the shares ``[E, H]`` in grouped
-        order, before ``keep``, or ``None``. Under ``"sum"`` their sign is that of the
-        sum inside the leaky ReLU (-0 is negative).
+        ``[rows, H, C]``, 0 for an empty row; and what this backend's
+        :func:`attention_backward` needs, or ``None``. Here that are the shares
+        ``[E, H]`` in grouped order, before ``keep``. Under ``"sum"`` their sign is that
+        of the sum inside the leaky ReLU (-0 is negative).
     """
     x = _by_entry(g, inputs)
     logits, inner = _logits(score, x)
@@ -112,6 +123,7 @@ def attention_backward(
     out: Tensor,
     shares: Tensor,
     grad: Tensor,
+    edge_wanted: bool = True,
 ) -> Inputs:
     """Gradients of :func:`attention`.
 
@@ -119,12 +131,13 @@ def attention_backward(
         g: Entries grouped by destination.
         transposed: The same by source.
         positions: ``[E]``: where in ``g`` each entry of ``transposed`` stands;
-            ``None``: at the same place.
+            ``None``: at the same place. Not looked at under ``"sum"``.
         score: How logits are made.
         inputs: The tensors.
         out: ``[rows, H, C]``, the result.
-        shares: ``[E, H]``, what came with it.
+        shares: What came with it, from the same backend.
         grad: ``[rows, H, C]``, the gradient of the result.
+        edge_wanted: Whether that of ``edge`` is; it may be left out otherwise.
 
     Returns:
         A gradient for each input that is one, save ``keep``. Without a ``value`` that
@@ -149,7 +162,7 @@ def attention_backward(
         zeros = entries.new_zeros((g.cols, *entries.shape[1:]))
         return zeros.index_add_(0, _col(g), entries)
 
-    of_att = of_edge = of_bias = None
+    of_att = of_edge = of_bias = of_map = None
     if score.kind == "sum":
         of_key = torch.where(shares.signbit(), score.slope * of_logit, of_logit)
         of_query = of_key
@@ -168,6 +181,10 @@ def attention_backward(
         of_key, of_query = scaled * x.query, scaled * _with_edge(x.key, x.edge)
         if inputs.edge is not None:
             of_edge = _to_caller(g, of_key + of_term)
+    if inputs.map is not None and inputs.edge is not None and of_edge is not None:
+        of_rows = of_edge.flatten(1)
+        of_edge = of_rows @ inputs.map.flatten(1).t()
+        of_map = (inputs.edge.t() @ of_rows).view_as(inputs.map)
     key_grad, value_grad = to_cols(of_key), to_cols(of_term)
     if inputs.value is None:
         key_grad = key_grad + value_grad
@@ -178,7 +195,40 @@ def attention_backward(
         of_att,
         of_edge,
         of_bias,
+        map=of_map,
     )
+
+
+def head_dots(x: Tensor, atts: Sequence[Tensor]) -> list[Tensor]:
+    """Products of each head of a row with a vector.
+
+    Args:
+        x: ``[N, H, C]``.
+        atts: One or two of ``[H, C]``.
+
+    Returns:
+        ``[N, H]`` for each of ``atts``.
+    """
+    return [(x * att).sum(-1) for att in atts]
+
+
+def head_dots_backward(
+    x: Tensor, atts: Sequence[Tensor], grads: Sequence[Tensor], of_x: Tensor
+) -> list[Tensor]:
+    """Gradients of :func:`head_dots`.
+
+    Args:
+        x: ``[N, H, C]``.
+        atts: One or two of ``[H, C]``.
+        grads: ``[N, H]`` for each of ``atts``.
+        of_x: ``[N, H, C]``; the gradient of ``x`` is added to it.
+
+    Returns:
+        The gradient of each of ``atts``.
+    """
+    for att, grad in zip(atts, grads, strict=True):
+        of_x += grad.unsqueeze(-1) * att
+    return [(grad.unsqueeze(-1) * x).sum(0) for grad in grads]
 
 
 def _col(g: Grouping) -> Tensor:
@@ -191,6 +241,8 @@ def _by_entry(g: Grouping, inputs: Inputs) -> Inputs:
 
     def near(x: Tensor | None) -> Tensor | None:
         return None if x is None else x.index_select(0, g.row)
+
+    inputs = inputs.mapped()
 
     def own(x: Tensor | None) -> Tensor | None:
         return x if x is None or g.perm is None else x.index_select(0, g.perm.long())

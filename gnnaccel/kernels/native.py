@@ -12,7 +12,12 @@ from torch import Tensor
 from gnnaccel.kernels import library, memory
 from gnnaccel.kernels.grouping import Grouping, accumulator, index_dtype
 from gnnaccel.kernels.message import KINDS, Parts
-from gnnaccel.kernels.native_attention import attention, attention_backward
+from gnnaccel.kernels.native_attention import (
+    attention,
+    attention_backward,
+    head_dots,
+    head_dots_backward,
+)
 
 __all__ = [
     "attention",
@@ -20,6 +25,8 @@ __all__ = [
     "available",
     "gather_rows",
     "group",
+    "head_dots",
+    "head_dots_backward",
     "isa",
     "message_sum",
     "message_sum_backward",

@@ -8,7 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnaccel.kernels.attention import attention, attention_backward
+from gnnaccel.kernels.attention import (
+    attention,
+    attention_backward,
+    head_dots,
+    head_dots_backward,
+)
 from gnnaccel.kernels.grouping import Grouping, accumulator, index_dtype
 from gnnaccel.kernels.message import message_sum, message_sum_backward
 
@@ -16,6 +21,8 @@ __all__ = [
     "attention",
     "attention_backward",
     "group",
+    "head_dots",
+    "head_dots_backward",
     "message_sum",
     "message_sum_backward",
     "reason",

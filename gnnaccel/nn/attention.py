@@ -15,9 +15,15 @@ from gnnaccel.graph import Graph
 from gnnaccel.kernels import transforming
 from gnnaccel.kernels.attention import Inputs, Score
 from gnnaccel.nn import dense
-from gnnaccel.nn.fused import Fused, is_index, is_served
+from gnnaccel.nn.fused import (
+    Fused,
+    is_index,
+    is_served,
+    may_reorder,
+    plain_linear,
+)
 from gnnaccel.ops.adj import Adj, tracing
-from gnnaccel.ops.attention import attend
+from gnnaccel.ops.attention import SHALLOW, attend
 from gnnaccel.ops.gather import scatter
 
 
@@ -47,17 +53,41 @@ class Attends(Fused):
         shape = (-1, self.heads, self.out_channels)
         return [out.view(shape) for out in dense.apply_all(linears, x)]
 
-    def _attend(self, adj: Adj, score: Score, inputs: Inputs) -> Tensor:
-        """Attention with the layer's dropout, its heads side by side or their mean.
+    def _edge(self, linear: Any, edge_attr: Tensor) -> dict[str, Tensor]:
+        """What attention is told of the edges: their features and the map, if it can.
 
-        The mask is drawn as PyG draws it, from torch's generator and for the same edges
+        Args:
+            linear: The layer's map of edge features.
+            edge_attr: ``[E, D]``.
+        """
+        if (
+            plain_linear(linear)
+            and linear.bias is None
+            and may_reorder(edge_attr)
+            and edge_attr.size(1) <= SHALLOW
+        ):
+            shape = (-1, self.heads, self.out_channels)
+            return {"edge": edge_attr, "map": linear.weight.t().reshape(shape)}
+        return {"edge": self._by_head(linear, edge_attr)}
+
+    def _keep(self, adj: Adj, x: Tensor) -> Tensor | None:
+        """The layer's dropout: factors of the shares, ``[E, H]``.
+
+        They are drawn as PyG draws them, from torch's generator and for the same edges
         in the same order: after the same seed, both drop the same shares.
         """
-        if self.training and self.dropout != 0:
-            assert adj.graph is not None
-            ones = inputs.key.new_ones(adj.graph.num_edges, self.heads)
-            inputs = inputs._replace(keep=F.dropout(ones, self.dropout))
-        out = attend(adj, score, inputs)
+        if not self.training or self.dropout == 0:
+            return None
+        assert adj.graph is not None
+        ones = x.new_ones(adj.graph.num_edges, self.heads)
+        return F.dropout(ones, self.dropout)
+
+    def _attend(self, adj: Adj, score: Score, inputs: Inputs) -> Tensor:
+        """Attention with the layer's dropout, its heads side by side or their mean."""
+        inputs = inputs._replace(keep=self._keep(adj, inputs.key))
+        return self._joined(attend(adj, score, inputs))
+
+    def _joined(self, out: Tensor) -> Tensor:
         return out.flatten(1) if self.concat else out.mean(1)
 
 

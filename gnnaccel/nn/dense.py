@@ -67,6 +67,28 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product(x, weight.t(), bias)
 
 
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """``x + y``.
+
+    Args:
+        x: ``[N, F]``.
+        y: ``[N, F]`` or ``[F]``.
+    """
+    if not (
+        x.dim() == 2
+        and y.shape in (x.shape, x.shape[1:])
+        and pays(x, x.new_empty(1, x.size(1)), None)
+        and y.dtype == x.dtype
+        and y.device == x.device
+        and not tracing(y)
+    ):
+        return x + y
+    if wants_grad(x, y):
+        out: Tensor = _Sum.apply(x, y)
+        return out
+    return torch.add(x, y, out=memory.empty(x.shape, x.dtype))
+
+
 def pays(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether the arguments of :func:`linear` are served, and large enough to pay."""
     return (
@@ -166,6 +188,23 @@ def outer(grad: Tensor, x: Tensor) -> Tensor:
     left = grad[:whole].view(_PARTS, rows, -1).transpose(1, 2)
     out = torch.bmm(left, x[:whole].unflatten(0, (_PARTS, rows))).sum(0)
     return out if whole == x.size(0) else out.addmm_(grad[whole:].t(), x[whole:])
+
+
+class _Sum(Function):
+    @staticmethod
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        return torch.add(x, y, out=memory.empty(x.shape, x.dtype))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.of_row = inputs[1].dim() == 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        of_y = None
+        if ctx.needs_input_grad[1]:
+            of_y = grad.sum(0) if ctx.of_row else grad
+        return grad, of_y
 
 
 class _Linears(Function):

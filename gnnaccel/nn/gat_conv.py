@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch_geometric.nn
 from torch import Tensor
 
-from gnnaccel.kernels.attention import Inputs, Score
+from gnnaccel.kernels.attention import Score
 from gnnaccel.nn import dense
 from gnnaccel.nn.attention import (
     Attends,
@@ -18,6 +17,7 @@ from gnnaccel.nn.attention import (
     pair_ok,
 )
 from gnnaccel.nn.fused import may_reorder, plain_linear, sizes
+from gnnaccel.ops.attention import Nodes, attend_nodes
 
 
 class GATConv(Attends, torch_geometric.nn.GATConv):
@@ -69,7 +69,6 @@ class GATConv(Attends, torch_geometric.nn.GATConv):
             h_dst = None
         elif not (shared and x_dst is x_src):
             h_dst = self._by_head(self.lin if shared else self.lin_dst, x_dst)
-        key, query = self._node_logits(h_src, h_dst)
         bias = None
         if edge_attr is not None and self.lin_edge is not None:
             if loops is not None:
@@ -77,25 +76,18 @@ class GATConv(Attends, torch_geometric.nn.GATConv):
                     edge_index, edge_attr, loops, self.fill_value
                 )
             bias = self._edge_logits(edge_attr)
-        out = self._attend(
-            adj,
-            Score("sum", self.negative_slope),
-            Inputs(query, key, h_src, bias=bias),
+        nodes = Nodes(
+            h_src,
+            self.att_src[0],
+            None if h_dst is h_src else h_dst,
+            None if h_dst is None else self.att_dst[0],
+            bias,
+            self._keep(adj, h_src),
         )
+        out = self._joined(attend_nodes(adj, Score("sum", self.negative_slope), nodes))
         if self.res is not None and x_dst is not None:
-            out = out + dense.apply(self.res, x_dst)
-        return out if self.bias is None else out + self.bias
-
-    def _node_logits(
-        self, h_src: Tensor, h_dst: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """The parts of sources and destinations in the logits, ``[N, H]`` each."""
-        if h_dst is not h_src:
-            query = None if h_dst is None else _heads_dot(h_dst, self.att_dst)
-            return _heads_dot(h_src, self.att_src), query
-        both = _heads_dot(h_src, torch.cat([self.att_src, self.att_dst]))
-        key, query = both.chunk(2, 1)
-        return key, query
+            out = dense.add(out, dense.apply(self.res, x_dst))
+        return out if self.bias is None else dense.add(out, self.bias)
 
     def _edge_logits(self, edge_attr: Tensor) -> Tensor:
         """The part of the edges in the logits, ``[E, H]``."""
@@ -106,21 +98,3 @@ class GATConv(Attends, torch_geometric.nn.GATConv):
             weight = self.att_edge[0].unsqueeze(1) @ weight
             return dense.linear(edge_attr, weight.squeeze(1))
         return (self._by_head(self.lin_edge, edge_attr) * self.att_edge).sum(-1)
-
-
-def _heads_dot(h: Tensor, att: Tensor) -> Tensor:
-    """``(h * att).sum(-1)`` for each of ``att``: one matrix product.
-
-    Args:
-        h: ``[N, H, C]``.
-        att: ``[K, H, C]``.
-
-    Returns:
-        ``[N, K * H]``.
-    """
-    heads, columns = h.shape[1:]
-    if not may_reorder(h):
-        return torch.cat([(h * a).sum(-1) for a in att.split(1)], 1)
-    apart = torch.eye(heads, dtype=att.dtype).unsqueeze(-1)
-    weight = (att.unsqueeze(1) * apart).view(-1, heads * columns)
-    return dense.linear(h.view(-1, heads * columns), weight)

@@ -64,18 +64,18 @@ class GATv2Conv(Attends, torch_geometric.nn.GATv2Conv):
         else:
             key = self._by_head(self.lin_l, x_src)
             query = self._by_head(self.lin_r, x_dst)
-        edge = None
+        edge: dict[str, Tensor] = {}
         if edge_attr is not None:
             if loops is not None:
                 edge_attr = looped_attributes(
                     edge_index, edge_attr, loops, self.fill_value
                 )
-            edge = self._by_head(self.lin_edge, edge_attr.view(edge_attr.size(0), -1))
+            edge = self._edge(self.lin_edge, edge_attr.view(edge_attr.size(0), -1))
         out = self._attend(
             adj,
             Score("mlp", self.negative_slope),
-            Inputs(query, key, att=self.att[0], edge=edge),
+            Inputs(query, key, att=self.att[0], **edge),
         )
         if self.res is not None:
-            out = out + dense.apply(self.res, x_dst)
-        return out if self.bias is None else out + self.bias
+            out = dense.add(out, dense.apply(self.res, x_dst))
+        return out if self.bias is None else dense.add(out, self.bias)

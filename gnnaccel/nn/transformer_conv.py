@@ -54,7 +54,11 @@ class TransformerConv(Attends, torch_geometric.nn.TransformerConv):
         adj = attention_graph(self, x_src, edge_index, num_dst)
         if adj is None:
             return None
-        edge = None if edge_attr is None else self._by_head(self.lin_edge, edge_attr)
+        edge: dict[str, Tensor] = {}
+        if edge_attr is not None and edge_attr.dim() == 2:
+            edge = self._edge(self.lin_edge, edge_attr)
+        elif edge_attr is not None:
+            edge = {"edge": self._by_head(self.lin_edge, edge_attr)}
         of_dst = [self.lin_query, *([self.lin_skip] if self.root_weight else [])]
         of_src = [self.lin_key, self.lin_value]
         if x_dst is x_src:
@@ -66,13 +70,13 @@ class TransformerConv(Attends, torch_geometric.nn.TransformerConv):
         out = self._attend(
             adj,
             Score("dot", scale=1 / math.sqrt(self.out_channels)),
-            Inputs(query.view(shape), key.view(shape), value.view(shape), edge=edge),
+            Inputs(query.view(shape), key.view(shape), value.view(shape), **edge),
         )
         if not skip:
             return out
         (root,) = skip
         if self.lin_beta is None:
-            return out + root
+            return dense.add(out, root)
         beta = self.lin_beta(torch.cat([out, root, out - root], -1)).sigmoid()
         mixed: Tensor = beta * root + (1 - beta) * out
         return mixed

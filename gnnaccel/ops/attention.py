@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch.nn.functional import leaky_relu
 
 from gnnaccel import kernels
 from gnnaccel.graph import Graph, Size
-from gnnaccel.kernels import transforming
+from gnnaccel.kernels import memory, transforming
 from gnnaccel.kernels.attention import SCORES, Inputs, Score
 from gnnaccel.kernels.grouping import accumulator
 from gnnaccel.ops.adj import Adj, check_device, check_tensors, hold, wants_grad
@@ -31,6 +32,7 @@ def attention(
     edge: Tensor | None = None,
     bias: Tensor | None = None,
     keep: Tensor | None = None,
+    map: Tensor | None = None,
     slope: float = 0.2,
     scale: float | None = None,
     size: Size = None,
@@ -54,10 +56,12 @@ def attention(
         score: ``"dot"``, ``"mlp"`` or ``"sum"``.
         att: ``[H, C]``, for ``"mlp"``.
         edge: ``[E, H, C]``, in input edge order, for ``"dot"`` and ``"mlp"``. Under
-            ``"dot"`` it is added to the values as well.
+            ``"dot"`` it is added to the values as well. With a map ``[E, D]``.
         bias: ``[E, H]``, in input edge order, for ``"sum"``.
         keep: ``[E, H]``, in input edge order: factors of the shares, such as a dropout
             mask; no gradient.
+        map: ``[D, H, C]``; ``edge @ map`` stands for ``edge`` then, and with a D of up
+            to 32 ``[E, H, C]`` is never written down.
         slope: Negative slope of the leaky ReLU.
         scale: Default: ``C ** -0.5``.
         size: ``(num_src, num_dst)`` of a plain ``edge_index``; default: as many as
@@ -72,7 +76,7 @@ def attention(
         ValueError: A shape, dtype, device or ``score`` is wrong.
         EdgeIndexError: An edge names a node that does not exist.
     """
-    inputs = Inputs(query, key, value, att, edge, bias, keep)
+    inputs = Inputs(query, key, value, att, edge, bias, keep, map)
     check_tensors(**inputs._asdict())
     if size is None and isinstance(adj, Tensor) and adj.layout == torch.strided:
         size = (key.size(0), key.size(0) if query is None else query.size(0))
@@ -98,14 +102,18 @@ def _check(held: Adj, score: str, inputs: Inputs) -> None:
         held.graph.num_edges if held.graph is not None else held.edge_index.size(1)  # type: ignore[union-attr]
     )
     of_node = (heads,) if score == "sum" else (heads, columns)
+    of_edge: tuple[int, ...] = (heads, columns)
+    if inputs.map is not None and inputs.map.dim() > 0:
+        of_edge = (inputs.map.size(0),)
     shapes: dict[str, tuple[int, ...] | None] = {
         "query": (held.num_dst, *of_node),
         "key": (held.num_src, *of_node),
         "value": (held.num_src, heads, columns),
         "att": (heads, columns) if score == "mlp" else None,
-        "edge": None if score == "sum" else (edges, heads, columns),
+        "edge": None if score == "sum" else (edges, *of_edge),
         "bias": (edges, heads) if score == "sum" else None,
         "keep": (edges, heads),
+        "map": None if inputs.edge is None else (*of_edge[:1], heads, columns),
     }
     needed = {"sum": ("key", "value"), "mlp": ("query", "att"), "dot": ("query",)}
     for name, tensor in inputs._asdict().items():
@@ -126,6 +134,10 @@ def _check(held: Adj, score: str, inputs: Inputs) -> None:
         check_device(held, name, tensor)
 
 
+#: Up to so many columns, edges' features are mapped inside the kernels.
+SHALLOW = 32
+
+
 def attend(adj: Adj, score: Score, inputs: Inputs) -> Tensor:
     """The computation behind :func:`attention`, unchecked."""
     dtype = inputs.key.dtype
@@ -135,11 +147,13 @@ def attend(adj: Adj, score: Score, inputs: Inputs) -> Tensor:
         return attend(adj, score, Inputs(*raised)).to(dtype)  # type: ignore[arg-type]
     if adj.graph is None or transforming(inputs.key) or inputs.values.numel() == 0:
         return compose(adj, score, inputs)
+    if inputs.map is not None and not 0 < len(inputs.map) <= SHALLOW:
+        inputs = inputs.mapped()
     out: Tensor
-    if wants_grad(*inputs):
-        out, _ = _Attention.apply(*inputs, adj.graph, score)
-        return out
     backend = kernels.pick_for(inputs.key)
+    if wants_grad(*inputs):
+        out, _ = _Attention.apply(*inputs, adj.graph, score, backend)
+        return out
     out, _ = backend.attention(adj.graph.rows, score, inputs, False)
     return out
 
@@ -147,48 +161,171 @@ def attend(adj: Adj, score: Score, inputs: Inputs) -> Tensor:
 class _Attention(Function):
     @staticmethod
     def forward(*args: Any) -> Any:
-        *tensors, graph, score = args
-        inputs = Inputs(*tensors)
-        backend = kernels.pick_for(inputs.key)
-        return backend.attention(graph.rows, score, inputs, True)
+        *tensors, graph, score, backend = args
+        return backend.attention(graph.rows, score, Inputs(*tensors), True)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        *tensors, ctx.graph, ctx.score = inputs
+        # What is kept for the gradients is the backend's own.
+        *tensors, ctx.graph, ctx.score, ctx.backend = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
-        *tensors, out, shares = ctx.saved_tensors
+        *tensors, out, kept = ctx.saved_tensors
         if grad is None:
-            return (None,) * (len(tensors) + 2)
+            return (None,) * (len(tensors) + 3)
         inputs, graph = Inputs(*tensors), ctx.graph
-        wanted = ctx.needs_input_grad[: len(tensors)]
+        wanted = Inputs(*ctx.needs_input_grad[: len(tensors)])
         # Derivatives of derivatives are asked for, or a batch of gradients.
         if torch.is_grad_enabled() or transforming(grad):
             adj, score = Adj(graph, None, graph.num_src, graph.num_dst), ctx.score
             grads = differentiable_gradients(
-                lambda *own: compose(adj, score, Inputs(*own)), inputs, grad, wanted
+                lambda *own: compose(adj, score, Inputs(*own)),
+                inputs,
+                grad,
+                ctx.needs_input_grad[: len(inputs)],
             )
-            return *grads, None, None
-        backend = kernels.pick_for(inputs.key)
-        grads = backend.attention_backward(
+            return *grads, None, None, None
+        grads = ctx.backend.attention_backward(
             graph.rows,
             graph.t.rows,
-            _positions(graph),
+            None if ctx.score.kind == "sum" else _positions(graph),
             ctx.score,
             inputs,
             out,
-            shares,
+            kept,
             grad,
+            wanted.edge,
         )
         return (
             *(g if w else None for g, w in zip(grads, wanted, strict=True)),
             None,
             None,
+            None,
         )
+
+
+class Nodes(NamedTuple):
+    """The tensors of an attention whose logits are sums of products with nodes.
+
+    Attributes:
+        x: ``[num_src, H, C]``, the values.
+        att: ``[H, C]``; ``(x * att).sum(-1)`` is the key.
+        x_dst: ``[num_dst, H, C]``; ``None``: those of the sources.
+        att_dst: ``[H, C]``; ``(x_dst * att_dst).sum(-1)`` is the query. ``None``: there
+            is none.
+        bias: See :class:`~gnnaccel.kernels.attention.Inputs`.
+        keep: The same.
+    """
+
+    x: Tensor
+    att: Tensor
+    x_dst: Tensor | None = None
+    att_dst: Tensor | None = None
+    bias: Tensor | None = None
+    keep: Tensor | None = None
+
+
+def attend_nodes(adj: Adj, score: Score, nodes: Nodes) -> Tensor:
+    """Attention by ``"sum"`` whose gradients of nodes are added up in place."""
+    x = nodes.x
+    if (
+        adj.graph is None
+        or transforming(x)
+        or x.numel() == 0
+        or accumulator(x.dtype) != x.dtype
+    ):
+        return attend(adj, score, _inputs_of(nodes, head_dots))
+    backend = kernels.pick_for(x)
+    if not wants_grad(*nodes):
+        inputs = _inputs_of(nodes, lambda x, *atts: backend.head_dots(x, atts))
+        return attend(adj, score, inputs)
+    out: Tensor = _NodeAttention.apply(*nodes, adj.graph, score, backend)[0]
+    return out
+
+
+def head_dots(x: Tensor, *atts: Tensor) -> list[Tensor]:
+    """``(x * att).sum(-1)`` for each of ``atts``, differentiable."""
+    return [(x * att).sum(-1) for att in atts]
+
+
+def _inputs_of(nodes: Nodes, dots: Callable[..., list[Tensor]]) -> Inputs:
+    query = None
+    if nodes.att_dst is None:
+        (key,) = dots(nodes.x, nodes.att)
+    elif nodes.x_dst is None:
+        key, query = dots(nodes.x, nodes.att, nodes.att_dst)
+    else:
+        (key,), (query,) = dots(nodes.x, nodes.att), dots(nodes.x_dst, nodes.att_dst)
+    return Inputs(query, key, nodes.x, bias=nodes.bias, keep=nodes.keep)
+
+
+class _NodeAttention(Function):
+    @staticmethod
+    def forward(*args: Any) -> Any:
+        *tensors, graph, score, backend = args
+        inputs = _inputs_of(Nodes(*tensors), lambda x, *a: backend.head_dots(x, a))
+        kept = backend.attention(graph.rows, score, inputs, True)
+        return *kept, inputs.key, inputs.query
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        *tensors, ctx.graph, ctx.score, ctx.backend = inputs
+        ctx.mark_non_differentiable(*(x for x in output[1:] if x is not None))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        *tensors, out, kept, key, query = ctx.saved_tensors
+        if grad is None:
+            return (None,) * (len(tensors) + 3)
+        nodes, graph = Nodes(*tensors), ctx.graph
+        wanted = Nodes(*ctx.needs_input_grad[: len(tensors)])
+        # Derivatives of derivatives are asked for, or a batch of gradients.
+        if torch.is_grad_enabled() or transforming(grad):
+            adj, score = Adj(graph, None, graph.num_src, graph.num_dst), ctx.score
+            grads: Any = differentiable_gradients(
+                lambda *own: compose(adj, score, _inputs_of(Nodes(*own), head_dots)),
+                nodes,
+                grad,
+                ctx.needs_input_grad[: len(nodes)],
+            )
+            return *grads, None, None, None
+        inputs = Inputs(query, key, nodes.x, bias=nodes.bias, keep=nodes.keep)
+        found = ctx.backend.attention_backward(
+            graph.rows, graph.t.rows, None, ctx.score, inputs, out, kept, grad
+        )
+        grads = _of_nodes(ctx.backend, nodes, found)
+        return (
+            *(g if w else None for g, w in zip(grads, wanted, strict=True)),
+            None,
+            None,
+            None,
+        )
+
+
+def _of_nodes(backend: Any, nodes: Nodes, found: Inputs) -> Nodes:
+    """The gradients of nodes, given those of what was made of them."""
+    of_x, query = found.value, found.query
+    assert of_x is not None
+    atts, grads = [nodes.att], [found.key]
+    of_dst = of_att_dst = None
+    if nodes.att_dst is not None and query is not None:
+        if nodes.x_dst is None:
+            atts, grads = [*atts, nodes.att_dst], [*grads, query]
+        else:
+            of_dst = memory.empty(nodes.x_dst.shape, of_x.dtype).zero_()
+            (of_att_dst,) = backend.head_dots_backward(
+                nodes.x_dst, [nodes.att_dst], [query], of_dst
+            )
+    of_att, *more = backend.head_dots_backward(nodes.x, atts, grads, of_x)
+    if more:
+        (of_att_dst,) = more
+    return Nodes(of_x, of_att, of_dst, of_att_dst, found.bias)
 
 
 def _positions(graph: Graph) -> Tensor | None:
@@ -209,6 +346,7 @@ def compose(adj: Adj, score: Score, inputs: Inputs) -> Tensor:
     """The same out of other operators, which differentiate to any order."""
     index = adj.edge_index if adj.graph is None else adj.graph.edge_index
     assert index is not None
+    inputs = inputs.mapped()
     logits = _logits(adj, score, inputs, index)
     if adj.graph is None:
         shares = softmax(logits, index[1], adj.num_dst)
