@@ -84,6 +84,18 @@ class Again(torch.nn.Module):
         return self.conv(x, x, edge_index)
 
 
+class Signed(torch.nn.Module):
+    """SignedConv on a graph whose first half is friends, whose second half is foes."""
+
+    def __init__(self, problem: Problem, f: int) -> None:
+        super().__init__()
+        self.halves = problem.edge_index.chunk(2, dim=1)
+        self.conv = pyg.SignedConv(f, f, first_aggr=True)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(x, *self.halves)
+
+
 class TwoTypes(torch.nn.Module):
     """HGTConv on a graph whose nodes are of two types, by turns: four of edges."""
 
@@ -154,6 +166,18 @@ LAYERS: dict[str, Entry] = {
     "tag": (lambda p, f: pyg.TAGConv(f, f, 3), _nothing, True),
     "lg": (lambda p, f: pyg.LGConv(), _nothing, True),
     "cheb": (lambda p, f: pyg.ChebConv(f, f, 3), _nothing, False),
+    "cluster": (lambda p, f: pyg.ClusterGCNConv(f, f), _nothing, True),
+    "le": (lambda p, f: pyg.LEConv(f, f), _weights, False),
+    "mf": (lambda p, f: pyg.MFConv(f, f), _nothing, True),
+    "eg": (lambda p, f: pyg.EGConv(f, f if f % 8 == 0 else 8), _nothing, True),
+    "signed": (Signed, _nothing, False),
+    "general": (lambda p, f: pyg.GeneralConv(f, f, 4), _features, False),
+    "gmm": (lambda p, f: pyg.GMMConv(f, f, 4, 2), _features, False),
+    "nn_conv": (
+        lambda p, f: pyg.NNConv(f, 8, torch.nn.Linear(4, f * 8), aggr="mean"),
+        _features,
+        False,
+    ),
     "gated": (lambda p, f: pyg.GatedGraphConv(f, 2), _nothing, True),
     "gine": (
         lambda p, f: pyg.GINEConv(torch.nn.Linear(f, f), edge_dim=4),
