@@ -55,7 +55,8 @@ struct HeadDots {
   }
 
   void run() const {
-    const bool forward_only = a.g_x == nullptr;
+    // No rows have no address, but a gradient.
+    const bool forward_only = a.g_att[0] == nullptr;
     const int64_t parts = a.rows * columns < kSerialWork ? 1 : threads(), size = count * columns;
     bool failed = false;
     const Scratch scratch(parts * size * int64_t(sizeof(double) + sizeof(T)), &failed);

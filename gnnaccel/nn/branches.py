@@ -47,7 +47,6 @@ def neighbours_and_root(
     """
     if root is None or x_dst is None:
         return linear_of_neighbours(rel, adj, x_src, weight, reduce)
-    bias = root.bias if rel.bias is None else rel.bias
     if (
         x_dst is x_src
         and adj.graph is not None
@@ -59,11 +58,11 @@ def neighbours_and_root(
         and may_reorder(x_src)
         and not wants_grad(weight)
         and wants_grad(x_src, rel.weight, root.weight)
-        and dense.serves(x_src, rel.weight, bias)
+        and dense.serves(x_src, rel.weight, _bias(rel, root))
         and root.weight.dtype == x_src.dtype
     ):
         first, second = aggregation_columns(rel, x_src)
-        tensors = x_src, rel.weight, root.weight, bias
+        tensors = x_src, rel.weight, root.weight, _bias(rel, root)
         if reduce in ("sum", "mean") and second <= first:
             scale = node_scale(adj, "mean", x_src.dtype) if reduce == "mean" else None
             return mapped.mapped_sum(adj, *tensors, weight, Scales(dst=scale))
@@ -71,6 +70,12 @@ def neighbours_and_root(
         return out
     out = linear_of_neighbours(rel, adj, x_src, weight, reduce)
     return add_to(out, dense.apply(root, x_dst), rel)
+
+
+def _bias(rel: Any, root: Any) -> Tensor | None:
+    """The bias of the two, of which only one may have one."""
+    bias: Tensor | None = root.bias if rel.bias is None else rel.bias
+    return bias
 
 
 def sum_and_root(
