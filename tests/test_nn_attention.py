@@ -215,3 +215,23 @@ def test_heads_of_no_columns_and_features_of_no_rows():
     for cls in ATTENTION:
         stock, ours = _pair(cls, 5, 4, heads=2)
         assert_alike(stock, ours, _x(0), torch.empty(2, 0, dtype=torch.long))
+
+
+@pytest.mark.parametrize("columns", [1, 8])
+@pytest.mark.parametrize("cls", ["GATv2Conv", "TransformerConv"])
+def test_features_of_edges_that_do_not_fit(cls, columns):
+    """The kernel reads as many columns as the map has rows: PyG's error, no memory."""
+    case = SQUARE["unsorted"]
+    _, ours = _pair(cls, 5, 4, heads=2, edge_dim=3)
+    edge = torch.rand(case.num_edges, columns, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        ours(_x(case.num_src), case.edge_index.long(), edge)
+
+
+@pytest.mark.parametrize("cls", ["GATConv", "GATv2Conv", "TransformerConv"])
+def test_features_of_no_edges(cls):
+    loops = {} if cls == "TransformerConv" else {"add_self_loops": False}
+    stock, ours = _pair(cls, 5, 4, heads=2, edge_dim=3, **loops)
+    x, edge_index = _x(6), torch.empty(2, 0, dtype=torch.long)
+    edge = torch.empty(0, 3, dtype=torch.float64)
+    torch.testing.assert_close(ours(x, edge_index, edge), stock(x, edge_index, edge))

@@ -266,3 +266,46 @@ def test_cheb_sees_changes_in_place(changed):
     torch.testing.assert_close(
         ours(x, edge_index, weight), stock(x, edge_index, weight)
     )
+
+
+def _doubled(layer):
+    for module in layer.modules():
+        if type(module) in (nn.Linear, pyg.Linear):
+            module.register_forward_hook(lambda module, args, out: 2 * out)
+    return layer
+
+
+@pytest.mark.parametrize("name", LAYERS | EDGED)
+def test_hooks_on_linear_layers(name):
+    """ChebConv calls some of its layers past their hooks; so do we."""
+    case = SQUARE["unsorted"]
+    x = torch.randn(case.num_src, FIN, dtype=torch.float64)
+    edge = [torch.rand(case.num_edges, 3, dtype=torch.float64)] * (name in EDGED)
+    layer = _doubled((LAYERS | EDGED)[name](FIN).double())
+    optimised_alike(layer, x, case.edge_index.long(), *edge)
+
+
+def test_weights_of_another_dtype_than_what_is_summed():
+    """Under autocast, or past a hook, LEConv's rows aren't of the weights' dtype."""
+    case = SQUARE["unsorted"]
+    edge_index, x = case.edge_index.long(), torch.randn(case.num_src, FIN)
+    weight = torch.rand(case.num_edges)
+    stock = pyg.LEConv(FIN, FOUT)
+    ours = gnnaccel.optimize(copy.deepcopy(stock))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted, out = stock(x, edge_index, weight), ours(x, edge_index, weight)
+    torch.testing.assert_close(out, wanted, rtol=0.05, atol=0.05)
+    for layer in (stock, ours):
+        layer.lin1.register_forward_hook(lambda module, args, out: out.double())
+    torch.testing.assert_close(
+        ours(x, edge_index, weight), stock(x, edge_index, weight)
+    )
+
+
+def test_features_of_edges_that_do_not_fit():
+    """GMMConv's one column isn't taken for all of them."""
+    case = SQUARE["unsorted"]
+    layer = gnnaccel.optimize(pyg.GMMConv(FIN, FOUT, dim=3, kernel_size=2))
+    x = torch.randn(case.num_src, FIN)
+    with pytest.raises(RuntimeError, match="invalid for input of size"):
+        layer(x, case.edge_index.long(), torch.rand(case.num_edges, 1))

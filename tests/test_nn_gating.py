@@ -8,6 +8,7 @@ import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from layers import optimised_alike
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import gnnaccel
 from gnnaccel.kernels import native
@@ -392,3 +393,20 @@ def test_what_explain_says():
     said = str(gnnaccel.explain(gnnaccel.optimize(model)))
     assert "gated_sum: its messages inside the sum" in said
     assert "spmm: its message is a row times a weight" in said
+
+
+@pytest.mark.parametrize("name", ["gated", "crystal_edges", "film", "softened"])
+def test_checkpointing(name, taken):
+    """What is saved may be asked for once."""
+    make, columns = LAYERS[name]
+    x, edge_index = graph()
+    edge = [] if columns is None else [features(columns)]
+    stock = make().double()
+    grads = []
+    for layer in (stock, gnnaccel.optimize(copy.deepcopy(stock))):
+        leaf = x.clone().requires_grad_()
+        out = checkpoint(layer, leaf, edge_index, *edge, use_reentrant=False)
+        out.square().sum().backward()
+        grads.append(leaf.grad)
+    torch.testing.assert_close(*grads)
+    assert taken and all(taken)

@@ -1,11 +1,15 @@
 """Every form of graph that PyG's layers take, and the errors for those they don't."""
 
+import copy
+
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from graphs import SQUARE
 from layers import CONFIGS, assert_alike, inputs, make
 from torch_geometric import EdgeIndex
 
+import gnnaccel
 from gnnaccel.errors import EdgeIndexError
 
 KINDS = (
@@ -405,3 +409,13 @@ def test_shapes_alone_on_the_meta_device(name):
     assert actual.device == expected.device
     assert actual.shape == expected.shape
     assert actual.dtype == expected.dtype
+
+
+def test_gin_of_another_dtype():
+    """PyG's ``(1 + eps) * x`` takes the features to the layer's dtype."""
+    case = SQUARE["unsorted"]
+    x = torch.randn(case.num_src, 6)
+    stock = pyg.GINConv(torch.nn.Linear(6, 4)).double()
+    ours = gnnaccel.optimize(copy.deepcopy(stock))
+    edge_index = case.edge_index.long()
+    torch.testing.assert_close(ours(x, edge_index), stock(x, edge_index))

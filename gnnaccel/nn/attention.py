@@ -64,7 +64,8 @@ class Attends(Fused):
             plain_linear(linear)
             and linear.bias is None
             and may_reorder(edge_attr)
-            and edge_attr.size(1) <= SHALLOW
+            and edge_attr.size(1) == linear.weight.size(1) <= SHALLOW
+            and edge_attr.dtype == linear.weight.dtype
         ):
             shape = (-1, self.heads, self.out_channels)
             return {"edge": edge_attr, "map": linear.weight.t().reshape(shape)}

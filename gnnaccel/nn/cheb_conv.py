@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnaccel.cache import Memory, remember
 from gnnaccel.nn import dense
-from gnnaccel.nn.fused import Fused, graph_for, may_reorder
+from gnnaccel.nn.fused import Fused, graph_for, may_reorder, plain_linear
 from gnnaccel.nn.neighbours import add_to
 from gnnaccel.nn.normalisation import rememberable
 from gnnaccel.ops.adj import Adj
@@ -93,8 +93,11 @@ class ChebConv(Fused, torch_geometric.nn.ChebConv):
         out = dense.apply(first, x)
         for linear in linears:
             term = spmm_sum(adj, terms[-1], norm)
+            call = linear
             if len(terms) > 1:
                 term = 2 * term - terms[-2]
+                call = linear.forward  # as in PyG, past hooks
             terms.append(term)
-            out = add_to(out, dense.apply(linear, term), first)
+            mapped = dense.apply(linear, term) if plain_linear(linear) else call(term)
+            out = add_to(out, mapped, first)
         return out if self.bias is None else out + self.bias

@@ -91,7 +91,8 @@ class GATConv(Attends, torch_geometric.nn.GATConv):
 
     def _edge_logits(self, edge_attr: Tensor) -> Tensor:
         """The part of the edges in the logits, ``[E, H]``."""
-        edge_attr = edge_attr.view(edge_attr.size(0), -1)
+        if edge_attr.dim() == 1:
+            edge_attr = edge_attr.unsqueeze(1)
         assert self.lin_edge is not None and self.att_edge is not None
         if may_reorder(edge_attr) and plain_linear(self.lin_edge):
             weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)

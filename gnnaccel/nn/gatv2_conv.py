@@ -70,7 +70,9 @@ class GATv2Conv(Attends, torch_geometric.nn.GATv2Conv):
                 edge_attr = looped_attributes(
                     edge_index, edge_attr, loops, self.fill_value
                 )
-            edge = self._edge(self.lin_edge, edge_attr.view(edge_attr.size(0), -1))
+            if edge_attr.dim() == 1:
+                edge_attr = edge_attr.unsqueeze(1)
+            edge = self._edge(self.lin_edge, edge_attr)
         out = self._attend(
             adj,
             Score("mlp", self.negative_slope),

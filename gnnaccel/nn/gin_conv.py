@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 import torch_geometric.nn
 from torch import Tensor
 
@@ -38,6 +39,8 @@ class GINConv(Fused, torch_geometric.nn.GINConv):
         """See :class:`torch_geometric.nn.GINConv`."""
         if self.why_not_fused() is None:
             x_src, x_dst, num_dst, ok = sizes(self, x, size)
+            # Another dtype of eps makes PyG's sum one of that dtype.
+            ok = ok and (x_dst is None or self._same_dtype(x_src))
             adj = graph_for(self, x_src, edge_index, num_dst) if ok else None
             if adj is not None:
                 weight = matrix_weight(edge_index, x_src, of_sparse_tensor=False)
@@ -64,6 +67,9 @@ class GINConv(Fused, torch_geometric.nn.GINConv):
         # propagate_type: (x: OptPairTensor)
         stock: Tensor = super().forward(x, edge_index, size)
         return stock
+
+    def _same_dtype(self, x: Tensor) -> bool:
+        return self.eps.dtype == x.dtype or torch.is_autocast_enabled("cpu")
 
     def _transforms_first(self, first: Any, x: Tensor) -> bool:
         if self._reduce not in ("sum", "mean") or not may_reorder(x):

@@ -47,7 +47,7 @@ class GMMConv(Fused, torch_geometric.nn.GMMConv):
             if (
                 adj is not None
                 and adj.graph is not None
-                and edge_attr.size(0) == edge_index.size(1)
+                and edge_attr.shape == (edge_index.size(1), self.mu.size(1))
                 and edge_attr.dtype == x_src.dtype
             ):
                 return self._fused(adj, x_src, x_dst, edge_attr)

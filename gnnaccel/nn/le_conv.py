@@ -9,7 +9,7 @@ import torch_geometric.nn
 from torch import Tensor
 
 from gnnaccel.nn import dense, mapped
-from gnnaccel.nn.fused import Fused, graph_for, plain_linear, sizes
+from gnnaccel.nn.fused import Fused, graph_for, may_reorder, plain_linear, sizes
 from gnnaccel.ops.adj import Adj
 from gnnaccel.ops.gather import scatter
 from gnnaccel.ops.product import spmm_sum
@@ -28,6 +28,10 @@ class LEConv(Fused, torch_geometric.nn.LEConv):
         why = super().why_not_fused()
         if why is None and self._reduce != "sum":
             why = f"aggr={self.aggr!r}: only sum is fused"
+        # What they return would have to be looked at: weights are of its dtype.
+        linears = self.lin1, self.lin2, self.lin3
+        if why is None and not all(map(plain_linear, linears)):
+            why = "one of its linear layers has hooks, or is none of PyG's"
         return why
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Any = None) -> Tensor:
@@ -35,7 +39,12 @@ class LEConv(Fused, torch_geometric.nn.LEConv):
         if type(edge_index) is Tensor and self.why_not_fused() is None:
             x_src, x_dst, num_dst, ok = sizes(self, x, None)
             adj = None
-            if ok and x_dst is not None and edge_index.layout == torch.strided:
+            if (
+                ok
+                and x_dst is not None
+                and edge_index.layout == torch.strided
+                and may_reorder(x_src)
+            ):
                 adj = graph_for(self, x_src, edge_index, num_dst, edge_weight)
             if adj is not None and adj.graph is not None:
                 return self._fused(adj, x_src, x_dst, edge_weight)
@@ -51,7 +60,6 @@ class LEConv(Fused, torch_geometric.nn.LEConv):
         total = _total(adj, weight, x_src.dtype).unsqueeze(-1)
         if (
             x_dst is x_src
-            and all(map(plain_linear, (lin1, lin2, lin3)))
             and lin1.weight.size(1) >= lin1.weight.size(0)
             and mapped.serves(adj, x_src, lin1.weight, lin3.weight, lin3.bias, weight)
         ):

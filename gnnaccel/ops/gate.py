@@ -83,7 +83,8 @@ class _GatedSum(Function):
         count = len(Gates._fields)
         if grad is None:
             return (None,) * (count + 2)
-        gates, sums = Gates(*ctx.saved_tensors[:count]), ctx.saved_tensors[count:]
+        saved = ctx.saved_tensors  # asked for once: checkpoints allow no more
+        gates, sums = Gates(*saved[:count]), saved[count:]
         adj, kind, wanted = ctx.adj, ctx.kind, ctx.needs_input_grad[:count]
         # Derivatives of derivatives are asked for, or a batch of gradients.
         if torch.is_grad_enabled() or transforming(grad):
