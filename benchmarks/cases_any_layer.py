@@ -166,7 +166,7 @@ LAYERS: dict[str, Entry] = {
     "tag": (lambda p, f: pyg.TAGConv(f, f, 3), _nothing, True),
     "lg": (lambda p, f: pyg.LGConv(), _nothing, True),
     "cheb": (lambda p, f: pyg.ChebConv(f, f, 3), _nothing, False),
-    "cluster": (lambda p, f: pyg.ClusterGCNConv(f, f), _nothing, True),
+    "cluster": (lambda p, f: pyg.ClusterGCNConv(f, f), _nothing, False),
     "le": (lambda p, f: pyg.LEConv(f, f), _weights, False),
     "mf": (lambda p, f: pyg.MFConv(f, f), _nothing, True),
     "eg": (lambda p, f: pyg.EGConv(f, f if f % 8 == 0 else 8), _nothing, True),
