@@ -106,3 +106,53 @@ class Memory:
 
 #: What is known about tensors by themselves, not in connection with a graph.
 remember = Memory().remember
+
+
+def uses(tensor: Tensor) -> int:
+    """How often this was asked about a tensor since it came to be, or changed.
+
+    Quicker than :func:`remember`, for what is asked about tensors that may not be worth
+    remembering anything.
+
+    Args:
+        tensor: Any tensor; asking for the same view again counts as the same.
+
+    Returns:
+        At least 1, and no more than that for inference tensors.
+    """
+    if tensor.is_inference():
+        return 1
+    base = tensor
+    if tensor._is_view() and tensor._base is not None:
+        base = tensor._base
+    key = (id(base), tensor.data_ptr(), tensor.dim())
+    count = _counts.get(key)
+    if count is None or count() is not base or count.version != base._version:
+        count = _Count(base, _forget)
+        count.key, count.version, count.uses = key, base._version, 0
+        _counts[key] = count
+    count.uses += 1
+    return count.uses
+
+
+_Key = tuple[int, int, int]
+
+
+class _Count(weakref.ref[Tensor]):
+    """A weak reference and what is counted, in one: most tensors are used once."""
+
+    __slots__ = ("key", "uses", "version")
+
+    key: _Key
+    uses: int
+    version: int
+
+
+_counts: dict[_Key, _Count] = {}
+
+
+# The dictionary by default: while the interpreter shuts down, globals are gone first.
+def _forget(count: Any, counts: dict[_Key, _Count] = _counts) -> None:
+    key = count.key
+    if counts.get(key) is count:
+        del counts[key]

@@ -17,7 +17,7 @@ from oracles import single_threaded  # noqa: E402
 
 import gnnaccel  # noqa: E402
 from gnnaccel.kernels import memory, native  # noqa: E402
-from gnnaccel.nn import dense  # noqa: E402
+from gnnaccel.nn import dense, worth  # noqa: E402
 
 hypothesis.settings.register_profile(
     "gnnaccel",
@@ -34,6 +34,14 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gnnaccel"))
 
 BACKENDS = ("native", "reference", "scatter")
+
+
+@pytest.fixture(autouse=True)
+def small_graphs(monkeypatch):
+    """Fused layers take small graphs, too, which tests have."""
+    monkeypatch.setattr(worth, "WORTH_GRAPH", 0)
+    monkeypatch.setattr(worth, "WORTH", 0)
+    monkeypatch.setattr(worth, "WORTH_NEW_ROWS", 0)
 
 
 @pytest.fixture(params=["baseline", "avx2", "avx512"])

@@ -11,7 +11,7 @@ from graphs import ALL, SQUARE, cases, random_edges
 from hypothesis import given
 from torch_geometric import EdgeIndex
 
-from gnnaccel import Graph, ops
+from gnnaccel import Graph, cache, ops
 from gnnaccel.errors import EdgeIndexError
 
 
@@ -458,3 +458,25 @@ def test_poisoned_build(poisoned):
         graph = Graph.from_edge_index(case.edge_index.clone(), size=case.size)
         _check(graph, case)
         _check(graph.t, _flipped(case), stable=False)
+
+
+def test_uses_are_counted_until_a_tensor_changes():
+    index = torch.arange(6).view(2, 3)
+    assert [cache.uses(index) for _ in range(3)] == [1, 2, 3]
+    # A view is asked for anew each time, and is not the whole.
+    assert [cache.uses(index[0]) for _ in range(2)] == [1, 2]
+    assert [cache.uses(index[1]) for _ in range(2)] == [1, 2]
+    index.add_(1)
+    assert cache.uses(index) == 1
+    with torch.inference_mode():
+        assert [cache.uses(torch.ones(2)) for _ in range(2)] == [1, 1]
+
+
+def test_counts_go_with_their_tensors():
+    before = len(cache._counts)
+    index = torch.arange(6).view(2, 3)
+    cache.uses(index), cache.uses(index[1])
+    assert len(cache._counts) == before + 2
+    del index
+    gc.collect()
+    assert len(cache._counts) == before

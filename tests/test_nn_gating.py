@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gnnaccel
 from gnnaccel.kernels import native
-from gnnaccel.nn import gating
+from gnnaccel.nn import gating, worth
 from gnnaccel.nn.lifting import Lifting
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.reason()))
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.reason
 def taken(monkeypatch):
     """Whether the kernel's path was taken, call by call; on graphs of any size."""
     calls = []
-    monkeypatch.setattr(gating, "WORTH_NEW", 0)
     for cls in gating._GATES.values():
 
         def counted(self, *args, inner=cls._gated):
@@ -324,7 +323,7 @@ def test_a_message_that_is_replaced_later(taken, monkeypatch):
 
 
 def test_small_graphs_are_left_alone(taken, monkeypatch):
-    monkeypatch.setattr(gating, "WORTH_NEW", 1 << 17)
+    monkeypatch.setattr(worth, "WORTH_GRAPH", 1 << 17)
     optimised_alike(pyg.CGConv(5).double(), *graph())
     assert taken == []
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import gnnaccel
 from gnnaccel.kernels import native
-from gnnaccel.nn import functions, lifting
+from gnnaccel.nn import functions, lifting, worth
 from gnnaccel.nn.lifting import Lifting, Reaching
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.reason()))
@@ -24,8 +24,7 @@ PARTS = ("x_i", "x_j", "e", "index", "size_i")
 @pytest.fixture(autouse=True)
 def small_counts(monkeypatch):
     """Graphs of a few edges take the path of large ones."""
-    monkeypatch.setattr(lifting, "WORTH", 0)
-    monkeypatch.setattr(lifting, "WORTH_NEW", 0)
+    monkeypatch.setattr(worth, "WORTH_NEW", 0)
     for name in ("WORTH_SUM", "WORTH_EXTREME", "WORTH_SOFTMAX"):
         monkeypatch.setattr(functions, name, 0)
 
@@ -201,7 +200,8 @@ def test_second_derivatives():
 
 
 def test_an_index_is_grouped_once_it_keeps_coming_back(monkeypatch):
-    monkeypatch.setattr(lifting, "WORTH_NEW", 1 << 30)
+    monkeypatch.setattr(worth, "WORTH_NEW", 1 << 30)
+    monkeypatch.setattr(worth, "WORTH_NEW_ROWS", 1 << 30)
     seen = []
     monkeypatch.setattr(
         lifting, "gather", lambda src, index: seen.append(index) or src[index]
@@ -213,4 +213,4 @@ def test_an_index_is_grouped_once_it_keeps_coming_back(monkeypatch):
     assert not seen
     for _ in range(20):
         ours(x, edge_index, e)
-    assert len(seen) == 2 * (20 - lifting._USUAL)
+    assert len(seen) == 2 * (20 - worth.USUAL)

@@ -10,7 +10,7 @@ from torch import cat, nn
 
 import gnnaccel
 from gnnaccel.kernels import native
-from gnnaccel.nn import lifting, split
+from gnnaccel.nn import split, worth
 from gnnaccel.nn.lifting import Lifting
 from gnnaccel.nn.networks import Part, network_of
 from gnnaccel.nn.summing import Splitting
@@ -23,8 +23,7 @@ F, D, H = 3, 2, 4
 @pytest.fixture(autouse=True)
 def small_counts(monkeypatch):
     """Graphs of a few edges take the path of large ones."""
-    monkeypatch.setattr(lifting, "WORTH", 0)
-    monkeypatch.setattr(lifting, "WORTH_NEW", 0)
+    monkeypatch.setattr(worth, "WORTH_NEW", 0)
 
 
 def linear(width):

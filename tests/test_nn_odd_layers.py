@@ -14,7 +14,7 @@ from torch import nn
 
 import gnnaccel
 from gnnaccel.kernels import native
-from gnnaccel.nn import lifting
+from gnnaccel.nn import worth
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.reason()))
 
@@ -22,8 +22,7 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.reason
 @pytest.fixture(autouse=True)
 def small_counts(monkeypatch):
     """Graphs of a few edges take the path of large ones."""
-    monkeypatch.setattr(lifting, "WORTH", 0)
-    monkeypatch.setattr(lifting, "WORTH_NEW", 0)
+    monkeypatch.setattr(worth, "WORTH_NEW", 0)
 
 
 class Layer(pyg.MessagePassing):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gnnaccel
-from gnnaccel.nn import functions, lifting
+from gnnaccel.nn import functions, worth
 
 # At the end, so that an installed gnnaccel wins over the checkout's sources.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -21,8 +21,7 @@ from benchmarks.registry import Setting, Unavailable  # noqa: E402
 @pytest.fixture(autouse=True)
 def small_counts(monkeypatch):
     """Small graphs take the path of large ones."""
-    monkeypatch.setattr(lifting, "WORTH", 0)
-    monkeypatch.setattr(lifting, "WORTH_NEW", 0)
+    monkeypatch.setattr(worth, "WORTH_NEW", 0)
     for name in ("SUM", "EXTREME", "SOFTMAX", "DENSE", "COUNT"):
         monkeypatch.setattr(functions, f"WORTH_{name}", 0)
 

@@ -23,6 +23,7 @@ class EdgeConv(Fused, torch_geometric.nn.EdgeConv):
     no linear layer, rows are lifted and messages reduced by our operators.
     """
 
+    pays_small = False
     fused_by = (
         "the linear layers of its network per node, not per edge, where they may be"
     )

@@ -22,6 +22,7 @@ from gnnaccel.graph import Graph
 from gnnaccel.kernels import transforming
 from gnnaccel.nn.constants import reuses
 from gnnaccel.nn.stand_in import LayerStandIn, written_by_pyg
+from gnnaccel.nn.worth import graph_pays
 from gnnaccel.ops.adj import Adj, tracing
 
 #: The aggregations that have a kernel.
@@ -147,6 +148,7 @@ def graph_for(
     edge_index: Any,
     num_dst: int | None,
     weight: Any = None,
+    pays: bool = False,
 ) -> Adj | None:
     """The graph of a layer's input if the fused path takes it, else ``None``.
 
@@ -156,6 +158,7 @@ def graph_for(
         edge_index: What the user passed as ``edge_index``.
         num_dst: Number of destinations, or ``None``: as many as sources.
         weight: Edge weights, or ``None``.
+        pays: Whether it was asked already if the graph is worth its making.
 
     Raises:
         EdgeIndexError: An edge names a node that does not exist.
@@ -198,6 +201,8 @@ def graph_for(
         return None
     if tracing(x_src, edge_index, weight):
         return Adj(None, edge_index, *size) if forward else None
+    if not (pays or graph_pays(layer, x_src, edge_index)):
+        return None
     if forward:
         graph = Graph.of(edge_index, size)
     else:

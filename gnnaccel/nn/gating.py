@@ -20,7 +20,7 @@ from gnnaccel.kernels.gate import Gates
 from gnnaccel.nn import dense
 from gnnaccel.nn.fused import REDUCE_OF, may_reorder, plain_linear, watched
 from gnnaccel.nn.joined import joined_sum, shallow
-from gnnaccel.nn.lifting import made_from, served
+from gnnaccel.nn.lifting import made_from
 from gnnaccel.nn.neighbours import aggregate
 from gnnaccel.nn.reading import else_stock, of_methods
 from gnnaccel.nn.summing import Summing, found_graph
@@ -29,16 +29,12 @@ from gnnaccel.ops.gate import Kind, gated_sum
 from gnnaccel.ops.gather import gather
 from gnnaccel.ops.message import SHALLOW, mean_of
 
-#: Numbers in messages from which it pays to group an index that may not come back.
-WORTH_NEW = 1 << 17
-
 
 class Gated(Summing):
     """Mixed in where a layer of PyG's has a message that a kernel knows."""
 
     done_by = "gated_sum: its messages inside the sum"
-    #: How many times as many messages it takes to pay as with the dearest ones.
-    _cost = 1
+    pays_small = False
     #: The arguments of the message.
     _names: frozenset[str]
     #: Which of them are rows, lifted to edges; the first one at the source.
@@ -46,8 +42,7 @@ class Gated(Summing):
 
     def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
         if (
-            not self._pays(kwargs.get(self._rows[0][:-2]), edge_index)
-            or self._found(gate_of) is None
+            self._found(gate_of) is None
             or kwargs.keys() - self._names
             or self._looked_into(edge_index)
         ):
@@ -76,25 +71,16 @@ class Gated(Summing):
         adj = found_graph(self, x, edge_index, num_dst, None)
         return None if adj is None else self._gated(adj, rows, edge, kwargs)
 
-    def _pays(self, x: Any, edge_index: Any) -> bool:
-        """Whether messages are so many that it pays to ask how they are made.
-
-        Args:
-            x: Rows that are lifted, or a pair of such.
-            edge_index: What the user passed.
-        """
+    def _pays(self, edge_index: Any, kwargs: dict[str, Any]) -> bool:
+        x: Any = kwargs.get(self._lifted())
         x = x[0] if isinstance(x, (tuple, list)) and x else x
-        if not (
-            isinstance(x, Tensor)
-            and x.dim() == 2
-            and type(edge_index) is Tensor
-            and edge_index.dim() == 2
-        ):
-            return False
-        size = edge_index.size(1) * x.size(1)
-        if size >= WORTH_NEW * self._cost:
-            return kernels.pick_for(x) is kernels.native
-        return served(x, edge_index[0], size)
+        # The other kernels write messages down, as PyG does.
+        return (
+            super()._pays(edge_index, kwargs) and kernels.pick_for(x) is kernels.native
+        )
+
+    def _lifted(self) -> str:
+        return self._rows[0][:-2]
 
     def _gated(
         self, adj: Adj, rows: list[Any], edge: Tensor | None, kwargs: dict[str, Any]
@@ -267,7 +253,7 @@ class Frequencies(Gated):
     """Mixed into FAConv: ``tanh(alpha_i + alpha_j)``, a weight of rows."""
 
     done_by = "spmm: its message is a row times a weight"
-    _cost = 2
+    graph_costs = 2
     _names = frozenset(("x", "alpha", "edge_weight"))
     _rows = ("x_j", "alpha_j", "alpha_i")
     dropout: float

@@ -21,7 +21,7 @@ from gnnaccel.nn.fused import (
     plain_linear,
 )
 from gnnaccel.ops.adj import Adj, node_scale
-from gnnaccel.ops.gather import gather, scatter
+from gnnaccel.ops.gather import Destinations, gather, reduce_groups, scatter
 from gnnaccel.ops.product import Scales, spmm_sum
 
 
@@ -202,7 +202,10 @@ def _normalisation(
             weight = weight.masked_fill(is_loop, 0)
         else:
             loop = weight.new_full((n,), fill)
-    degree = scatter(weight, dst, n)
+    if adj.graph is None:
+        degree = scatter(weight, dst, n)
+    else:
+        degree = reduce_groups(weight, Destinations(adj.graph), "sum")
     if loop is not None:
         degree = degree + loop
     scale = degree.pow(-0.5)

@@ -13,7 +13,7 @@ from gnnaccel.nn import dense
 from gnnaccel.nn.fused import Fused, graph_for, may_reorder, plain_linear, sizes
 from gnnaccel.nn.neighbours import aggregate
 from gnnaccel.ops.adj import Adj
-from gnnaccel.ops.gather import scatter
+from gnnaccel.ops.gather import Destinations, reduce_groups
 
 
 class GeneralConv(Fused, torch_geometric.nn.GeneralConv):
@@ -89,7 +89,7 @@ class GeneralConv(Fused, torch_geometric.nn.GeneralConv):
         if not self.directed_msg:
             out = out + times * dense.apply(self.lin_msg_i, x_dst)
         if edge_attr is not None:
-            summed = scatter(edge_attr, graph.edge_index[1], adj.num_dst, reduce)
+            summed = reduce_groups(edge_attr, Destinations(graph), reduce)
             out = out + F.linear(summed, self.lin_edge.weight)
             if self.lin_edge.bias is not None:
                 out = out + times * self.lin_edge.bias

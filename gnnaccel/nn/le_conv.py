@@ -11,7 +11,7 @@ from torch import Tensor
 from gnnaccel.nn import dense, mapped
 from gnnaccel.nn.fused import Fused, graph_for, may_reorder, plain_linear, sizes
 from gnnaccel.ops.adj import Adj
-from gnnaccel.ops.gather import scatter
+from gnnaccel.ops.gather import Destinations, reduce_groups
 from gnnaccel.ops.product import spmm_sum
 
 
@@ -81,7 +81,7 @@ def _total(adj: Adj, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
         return graph.derived(("in degree", dtype), lambda: graph.rows.counts.to(dtype))
 
     def add_up() -> Tensor:
-        return scatter(weight, graph.edge_index[1], adj.num_dst)
+        return reduce_groups(weight, Destinations(graph), "sum")
 
     if weight.requires_grad:
         return add_up()

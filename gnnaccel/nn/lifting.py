@@ -17,22 +17,12 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from gnnaccel import kernels
-from gnnaccel.cache import remember
 from gnnaccel.errors import EdgeIndexError
 from gnnaccel.nn import reach
 from gnnaccel.nn.replaced import replacing
 from gnnaccel.nn.stand_in import LayerStandIn, StandIn
+from gnnaccel.nn.worth import served
 from gnnaccel.ops.gather import gather
-
-#: Numbers in a lifted tensor from which a grouping that is there pays.
-WORTH = 1 << 15
-#: Numbers, or rows, from which it pays to make one for an index that may not come back.
-WORTH_NEW = 1 << 19
-WORTH_NEW_ROWS = 1 << 13
-#: Lifts after which an index is expected to come back.
-_USUAL = 8
-
 
 #: Attribute of the classes that :func:`make` made.
 _MADE_FROM = "_gnnaccel_made_from"
@@ -82,11 +72,11 @@ class Lifting(Reaching, LayerStandIn):
 
     def _index_select(self, src: Tensor, index: Tensor) -> Tensor:
         if (
-            not torch.jit.is_tracing()  # type: ignore[attr-defined]
-            and type(index) is Tensor
+            type(index) is Tensor
             and src.dim() > 1
+            and not torch.jit.is_tracing()  # type: ignore[attr-defined]
+            and served(src, index, index.numel() * (src.numel() // (src.size(0) or 1)))
             and self.node_dim in (0, -src.dim())
-            and served(src, index, index.numel() * (src.numel() // max(src.size(0), 1)))
         ):
             try:
                 return gather(src, index)
@@ -94,32 +84,6 @@ class Lifting(Reaching, LayerStandIn):
                 pass  # PyG words its own
         selected: Tensor = super()._index_select(src, index)  # type: ignore[misc]
         return selected
-
-
-def _comes_back(index: Tensor) -> bool:
-    lifts: list[int] = remember(index, "lifts", lambda: [0])
-    lifts[0] += 1
-    return lifts[0] > _USUAL
-
-
-def served(x: Tensor, index: Tensor, size: int) -> bool:
-    """Whether our kernels serve a lift or a reduction, and pay.
-
-    Args:
-        x: What is lifted or reduced.
-        index: ``[E]``.
-        size: Numbers in the result of a lift.
-    """
-    return (
-        size >= WORTH
-        and x.device.type == "cpu"
-        and index.device == x.device
-        and index.dtype in (torch.int64, torch.int32)
-        and not torch.compiler.is_compiling()
-        and not kernels.transforming(x)
-        and kernels.pick_for(x) is kernels.native
-        and (size >= WORTH_NEW or index.numel() >= WORTH_NEW_ROWS or _comes_back(index))
-    )
 
 
 @cache

@@ -18,6 +18,7 @@ class MFConv(Fused, torch_geometric.nn.MFConv):
     """:class:`torch_geometric.nn.MFConv`, fused for sum, mean, max and min."""
 
     fused_by = "spmm, and one product per degree on sorted nodes"
+    graph_costs = 4
 
     def why_not_fused(self) -> str | None:
         """See :meth:`Fused.why_not_fused`."""

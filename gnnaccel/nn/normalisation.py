@@ -14,6 +14,7 @@ from torch_geometric.nn.conv import gcn_conv
 
 from gnnaccel.cache import Memory, remember
 from gnnaccel.kernels import transforming
+from gnnaccel.nn import worth
 from gnnaccel.ops.adj import tracing
 
 #: PyG's own.
@@ -31,13 +32,28 @@ def rememberable(edge_index: Any) -> bool:
     )
 
 
+def to_remember(edge_index: Any) -> bool:
+    """Whether what follows from an ``edge_index`` is better remembered."""
+    return (
+        type(edge_index) is Tensor
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined]
+        and worth.new_pays(edge_index)
+        and rememberable(edge_index)
+    )
+
+
 def gcn_norm(
     edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
     """See :func:`torch_geometric.nn.conv.gcn_conv.gcn_norm`; the result is shared."""
-    if not rememberable(edge_index) or not (
+    if not to_remember(edge_index) or not (
         edge_weight is None
-        or (type(edge_weight) is Tensor and not edge_weight.requires_grad)
+        or (
+            type(edge_weight) is Tensor
+            and not edge_weight.requires_grad
+            and worth.new_pays(edge_weight)
+        )
     ):
         return STOCK(edge_index, edge_weight, *args, **kwargs)
 

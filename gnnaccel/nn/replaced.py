@@ -9,13 +9,13 @@ import torch_geometric.utils
 
 from gnnaccel.cache import remember
 from gnnaccel.nn import normalisation
-from gnnaccel.nn.normalisation import rememberable
+from gnnaccel.nn.normalisation import to_remember
 
 
 def _remove_self_loops(edge_index: Any, edge_attr: Any = None) -> Any:
     """PyG's, remembered; the result is shared."""
     stock = torch_geometric.utils.remove_self_loops
-    if edge_attr is not None or not rememberable(edge_index):
+    if edge_attr is not None or not to_remember(edge_index):
         return stock(edge_index, edge_attr)
     return remember(edge_index, "loopless", lambda: stock(edge_index)[0]), None
 
@@ -24,7 +24,7 @@ def _add_self_loops(edge_index: Any, *args: Any, **kwargs: Any) -> Any:
     """PyG's, remembered; the result is shared."""
     stock = torch_geometric.utils.add_self_loops
     nodes = kwargs.get("num_nodes")
-    if args or kwargs.keys() != {"num_nodes"} or not rememberable(edge_index):
+    if args or kwargs.keys() != {"num_nodes"} or not to_remember(edge_index):
         return stock(edge_index, *args, **kwargs)
     if type(nodes) is not int:
         return stock(edge_index, num_nodes=nodes)

@@ -23,6 +23,10 @@ class LayerStandIn(StandIn):
 
     #: Whether it keeps sums of constant inputs, if asked to: see ``nn.constants``.
     keeps_sums: ClassVar[bool] = False
+    #: What it makes for a new graph, against what it wins by it: see ``nn.worth``.
+    graph_costs: ClassVar[float] = 1
+    #: Whether it pays on any graph, however small, that is there.
+    pays_small: ClassVar[bool] = True
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         # PyG writes a compiled `propagate` into each class. Into ours it would write

@@ -25,11 +25,12 @@ from gnnaccel.nn.fused import (
     watched,
 )
 from gnnaccel.nn.joined import joined_sum
-from gnnaccel.nn.lifting import Lifting, made_from, served
+from gnnaccel.nn.lifting import Lifting, made_from
 from gnnaccel.nn.messages import Weight, joined_of, weight_of
 from gnnaccel.nn.neighbours import aggregate
 from gnnaccel.nn.networks import network_of
 from gnnaccel.nn.stand_in import stock_of
+from gnnaccel.nn.worth import graph_pays, served
 from gnnaccel.ops.adj import Adj, wants_grad
 
 
@@ -41,10 +42,38 @@ class Summing(Lifting):
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
         """See :meth:`torch_geometric.nn.MessagePassing.propagate`."""
-        out = self._sum(edge_index, size, kwargs)
+        out = None
+        if self._pays(edge_index, kwargs):
+            out = self._sum(edge_index, size, kwargs)
         if out is None:
             out = super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
         return out
+
+    def _pays(self, edge_index: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether messages are so many that it pays to ask how they are made.
+
+        Args:
+            edge_index: What the user passed.
+            kwargs: What else.
+        """
+        if (
+            type(edge_index) is not Tensor
+            or torch.compiler.is_compiling()
+            or torch.jit.is_tracing()  # type: ignore[attr-defined]
+        ):
+            return False
+        x = kwargs.get(self._lifted())
+        x = x[0] if isinstance(x, (tuple, list)) and x else x
+        return (
+            isinstance(x, Tensor)
+            and x.dim() > 1
+            and edge_index.dim() == 2
+            and graph_pays(self, x, edge_index)
+        )
+
+    def _lifted(self) -> str:
+        """The name of an argument whose rows are lifted to edges."""
+        return "x"
 
     def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
         """What is asked for; ``None`` where the layer's own path is needed."""
@@ -192,7 +221,7 @@ def found_graph(
 ) -> Adj | None:
     """:func:`gnnaccel.nn.fused.graph_for`; ``None`` where PyG is to word the error."""
     try:
-        adj = graph_for(layer, x_src, edge_index, num_dst, weight)
+        adj = graph_for(layer, x_src, edge_index, num_dst, weight, pays=True)
     except EdgeIndexError:
         return None
     return None if adj is None or adj.graph is None else adj

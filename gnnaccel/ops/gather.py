@@ -16,7 +16,7 @@ from torch import Tensor
 from gnnaccel import kernels
 from gnnaccel.cache import remember
 from gnnaccel.errors import EdgeIndexError
-from gnnaccel.graph import grouping_of
+from gnnaccel.graph import Graph, grouping_of
 from gnnaccel.kernels import memory
 from gnnaccel.kernels.grouping import Grouping, accumulator, index_dtype
 from gnnaccel.ops.adj import check_tensors, tracing, wants_grad
@@ -160,6 +160,21 @@ class Groups:
     def __init__(self, index: Tensor, grouping: Grouping) -> None:
         self.index = index
         self.grouping = grouping
+
+
+class Destinations(Groups):
+    """The edges of a graph by destination; their index is made when it is needed."""
+
+    __slots__ = ("graph",)
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.grouping = graph.rows
+
+    @property
+    def index(self) -> Tensor:  # type: ignore[override]
+        """``[E]``, int64, in input order."""
+        return self.graph.dst
 
 
 def are_runs(ptr: Tensor, entries: int) -> bool:

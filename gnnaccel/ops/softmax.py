@@ -11,7 +11,7 @@ from gnnaccel import kernels
 from gnnaccel.graph import Graph, Size, grouping_of
 from gnnaccel.ops.adj import check_tensors, hold, tracing, wants_grad
 from gnnaccel.ops.function import Function
-from gnnaccel.ops.gather import Groups, check_index, gather, scatter
+from gnnaccel.ops.gather import Destinations, Groups, check_index, gather, scatter
 
 #: Added to the denominator, as in :func:`torch_geometric.utils.softmax`.
 EPSILON = 1e-16
@@ -75,21 +75,7 @@ def edge_softmax(adj: Any, logits: Tensor, *, size: Size = None) -> Tensor:
             f"Expected 'logits' to have one row for each of {graph.num_edges} edges "
             f"(got shape {list(logits.shape)})"
         )
-    return softmax_groups(logits, _LazyGroups(graph))
-
-
-class _LazyGroups(Groups):
-    """A graph's destinations; their vector is only made for second derivatives."""
-
-    __slots__ = ("graph",)
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.grouping = graph.rows
-
-    @property
-    def index(self) -> Tensor:  # type: ignore[override]
-        return self.graph.dst
+    return softmax_groups(logits, Destinations(graph))
 
 
 def softmax_groups(x: Tensor, groups: Groups) -> Tensor:

@@ -1,0 +1,84 @@
+"""Small graphs that may not come back are left to PyG."""
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from layers import optimised_alike
+from torch.nn import Linear, ReLU, Sequential
+
+import gnnaccel
+from gnnaccel import Graph
+from gnnaccel.kernels import native
+from gnnaccel.nn import worth
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.reason()))
+
+LAYERS = {
+    "GCNConv": lambda: pyg.GCNConv(4, 4),
+    "SAGEConv": lambda: pyg.SAGEConv(4, 4),
+    "EGConv": lambda: pyg.EGConv(4, 4, num_heads=2),
+    "EdgeConv": lambda: pyg.EdgeConv(Sequential(Linear(8, 4), ReLU(), Linear(4, 4))),
+    "SGConv": lambda: pyg.SGConv(4, 4, K=1),  # by what its message is made of
+    "CGConv": lambda: pyg.CGConv(4),
+}
+PAYS_LATE = ("EdgeConv", "CGConv")
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch):
+    """The sizes of all graphs that are made; every graph counts as small."""
+    monkeypatch.setattr(worth, "WORTH_GRAPH", 1 << 30)
+    monkeypatch.setattr(worth, "WORTH_NEW_ROWS", 1 << 30)
+    sizes = []
+    inner = Graph.from_edge_index.__func__
+
+    def counted(cls, edge_index, size=None):
+        sizes.append(size)
+        return inner(cls, edge_index, size)
+
+    monkeypatch.setattr(Graph, "from_edge_index", classmethod(counted))
+    return sizes
+
+
+def inputs():
+    torch.manual_seed(0)
+    return torch.randn(7, 4).double(), torch.randint(7, (2, 30))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_graph_is_made_for_new_ones(name, made):
+    x, edge_index = inputs()
+    layer = LAYERS[name]().double()
+    optimised_alike(layer, x, edge_index)
+    ours = gnnaccel.optimize(layer)
+    for _ in range(3 * worth.USUAL):
+        ours(x, edge_index.clone())
+    assert made == []
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_one_is_made_once_it_keeps_coming_back(name, made):
+    x, edge_index = inputs()
+    ours = gnnaccel.optimize(LAYERS[name]().double())
+    for _ in range(3 * worth.USUAL):
+        ours(x, edge_index)
+    assert made == [(7, 7)]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_one_is_made_at_once_where_messages_are_many(name, made, monkeypatch):
+    x, edge_index = inputs()
+    layer = LAYERS[name]().double()
+    monkeypatch.setattr(worth, "WORTH_GRAPH", 30 * 4)
+    optimised_alike(layer, x, edge_index)
+    assert made
+
+
+@pytest.mark.parametrize("name", PAYS_LATE)
+def test_some_pay_late_on_any_graph(name, made, monkeypatch):
+    x, edge_index = inputs()
+    ours = gnnaccel.optimize(LAYERS[name]().double())
+    monkeypatch.setattr(worth, "WORTH", 30 * 4 + 1)
+    for _ in range(3 * worth.USUAL):
+        ours(x, edge_index)
+    assert made == []
