@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 
 from benchmarks import check, formats
+from benchmarks.cases_layers import DENSE_AND_ROWS, dense_and_rows
 from benchmarks.graphs import Problem
 from benchmarks.ours import accelerated
 from benchmarks.registry import (
@@ -22,6 +23,7 @@ from benchmarks.registry import (
     STOCK,
     Implementation,
     Maker,
+    Reading,
     Setting,
     Workload,
     case,
@@ -148,83 +150,100 @@ def _nothing(problem: Problem) -> tuple[()]:
     return ()
 
 
-#: The layer for a graph and F, its further arguments, and whether a SparseTensor may
-#: take the place of edge_index.
-Entry = tuple[Callable[[Problem, int], Any], Callable[..., Any], bool]
+class Entry(NamedTuple):
+    """A layer to benchmark, and what no implementation of it can avoid.
+
+    Attributes:
+        make: The layer, for a graph and F.
+        more: Its further arguments, for a graph.
+        maps: Dense products of all nodes, F to F, in its forward; ``None``: how many
+            there must be depends on the graph.
+        reads: How often it must read the row of each edge's other end, F columns.
+        edge_maps: Dense products of all edges.
+        sparse: Whether a SparseTensor may take the place of edge_index.
+    """
+
+    make: Callable[[Problem, int], Any]
+    more: Callable[[Problem], tuple[Any, ...]]
+    maps: int | None
+    reads: int = 1
+    edge_maps: int = 0
+    sparse: bool = False
+
+
 LAYERS: dict[str, Entry] = {
-    "rgcn": (lambda p, f: pyg.RGCNConv(f, f, 8), _types, False),
-    "edge_conv": (
-        lambda p, f: pyg.EdgeConv(torch.nn.Linear(2 * f, f)),
-        _nothing,
-        False,
+    "rgcn": Entry(lambda p, f: pyg.RGCNConv(f, f, 8), _types, None),
+    "edge_conv": Entry(
+        lambda p, f: pyg.EdgeConv(torch.nn.Linear(2 * f, f)), _nothing, 2
     ),
-    "edge_conv_mlp": (lambda p, f: pyg.EdgeConv(_mlp(f)), _nothing, False),
-    "pna": (_pna, _nothing, False),
-    "sg": (lambda p, f: pyg.SGConv(f, f, 2), _nothing, True),
-    "ssg": (lambda p, f: pyg.SSGConv(f, f, 0.1, 3), _nothing, True),
-    "appnp": (lambda p, f: pyg.APPNP(5, 0.1), _nothing, True),
-    "tag": (lambda p, f: pyg.TAGConv(f, f, 3), _nothing, True),
-    "lg": (lambda p, f: pyg.LGConv(), _nothing, True),
-    "cheb": (lambda p, f: pyg.ChebConv(f, f, 3), _nothing, False),
-    "cluster": (lambda p, f: pyg.ClusterGCNConv(f, f), _nothing, False),
-    "le": (lambda p, f: pyg.LEConv(f, f), _weights, False),
-    "mf": (lambda p, f: pyg.MFConv(f, f), _nothing, True),
-    "eg": (lambda p, f: pyg.EGConv(f, f if f % 8 == 0 else 8), _nothing, True),
-    "signed": (Signed, _nothing, False),
-    "general": (lambda p, f: pyg.GeneralConv(f, f, 4), _features, False),
-    "gmm": (lambda p, f: pyg.GMMConv(f, f, 4, 2), _features, False),
-    "nn_conv": (
+    "edge_conv_mlp": Entry(
+        lambda p, f: pyg.EdgeConv(_mlp(f)), _nothing, 2, edge_maps=1
+    ),
+    # Two maps before the sums, thirteen times F columns to F and one more after them.
+    "pna": Entry(_pna, _nothing, 16),
+    "sg": Entry(lambda p, f: pyg.SGConv(f, f, 2), _nothing, 1, 2, sparse=True),
+    "ssg": Entry(lambda p, f: pyg.SSGConv(f, f, 0.1, 3), _nothing, 1, 3, sparse=True),
+    "appnp": Entry(lambda p, f: pyg.APPNP(5, 0.1), _nothing, 0, 5, sparse=True),
+    "tag": Entry(lambda p, f: pyg.TAGConv(f, f, 3), _nothing, 4, 3, sparse=True),
+    "lg": Entry(lambda p, f: pyg.LGConv(), _nothing, 0, sparse=True),
+    "cheb": Entry(lambda p, f: pyg.ChebConv(f, f, 3), _nothing, 3, 2),
+    "cluster": Entry(lambda p, f: pyg.ClusterGCNConv(f, f), _nothing, 2),
+    "le": Entry(lambda p, f: pyg.LEConv(f, f), _weights, 3),
+    "mf": Entry(lambda p, f: pyg.MFConv(f, f), _nothing, 2, sparse=True),
+    # Its bases have half as many columns as its result.
+    "eg": Entry(
+        lambda p, f: pyg.EGConv(f, f if f % 8 == 0 else 8), _nothing, None, sparse=True
+    ),
+    "signed": Entry(Signed, _nothing, 4),
+    "general": Entry(lambda p, f: pyg.GeneralConv(f, f, 4), _features, 2),
+    "gmm": Entry(lambda p, f: pyg.GMMConv(f, f, 4, 2), _features, 3, 2),
+    "nn_conv": Entry(
         lambda p, f: pyg.NNConv(f, 8, torch.nn.Linear(4, f * 8), aggr="mean"),
         _features,
-        False,
+        None,
     ),
-    "gated": (lambda p, f: pyg.GatedGraphConv(f, 2), _nothing, True),
-    "gine": (
-        lambda p, f: pyg.GINEConv(torch.nn.Linear(f, f), edge_dim=4),
-        _features,
-        False,
+    # Twice a map and a GRU of six.
+    "gated": Entry(lambda p, f: pyg.GatedGraphConv(f, 2), _nothing, 14, 2, sparse=True),
+    "gine": Entry(
+        lambda p, f: pyg.GINEConv(torch.nn.Linear(f, f), edge_dim=4), _features, 1
     ),
-    "res_gated": (lambda p, f: pyg.ResGatedGraphConv(f, f), _nothing, False),
-    "res_gated_edges": (
-        lambda p, f: pyg.ResGatedGraphConv(f, f, edge_dim=4),
-        _features,
-        False,
+    "res_gated": Entry(lambda p, f: pyg.ResGatedGraphConv(f, f), _nothing, 4, 2),
+    "res_gated_edges": Entry(
+        lambda p, f: pyg.ResGatedGraphConv(f, f, edge_dim=4), _features, 4, 2
     ),
-    "cg": (lambda p, f: pyg.CGConv(f), _nothing, False),
-    "cg_edges": (lambda p, f: pyg.CGConv(f, dim=4), _features, False),
-    "film": (lambda p, f: pyg.FiLMConv(f, f), _nothing, False),
-    "film_relations": (lambda p, f: pyg.FiLMConv(f, f, 8), _types, False),
-    "fa": (lambda p, f: Again(pyg.FAConv(f)), _nothing, False),
-    "gen": (lambda p, f: pyg.GENConv(f, f, learn_t=True), _nothing, False),
-    "gen_edges": (lambda p, f: pyg.GENConv(f, f, edge_dim=4), _features, False),
-    "gen_power": (
-        lambda p, f: pyg.GENConv(f, f, aggr="powermean", p=2.0),
-        _nothing,
-        False,
+    "cg": Entry(lambda p, f: pyg.CGConv(f), _nothing, 4, 2),
+    "cg_edges": Entry(lambda p, f: pyg.CGConv(f, dim=4), _features, 4, 2),
+    "film": Entry(lambda p, f: pyg.FiLMConv(f, f), _nothing, 6),
+    "film_relations": Entry(lambda p, f: pyg.FiLMConv(f, f, 8), _types, None),
+    "fa": Entry(lambda p, f: Again(pyg.FAConv(f)), _nothing, 0),
+    # Its network widens to 2 F.
+    "gen": Entry(lambda p, f: pyg.GENConv(f, f, learn_t=True), _nothing, 4),
+    "gen_edges": Entry(lambda p, f: pyg.GENConv(f, f, edge_dim=4), _features, 4),
+    "gen_power": Entry(
+        lambda p, f: pyg.GENConv(f, f, aggr="powermean", p=2.0), _nothing, 4
     ),
-    "hgt": (TwoTypes, _nothing, False),
-    "agnn": (lambda p, f: pyg.AGNNConv(), _nothing, False),
+    "hgt": Entry(TwoTypes, _nothing, None),
+    "agnn": Entry(lambda p, f: pyg.AGNNConv(), _nothing, 0),
     # Not in training, where it samples pairs for its own loss.
-    "supergat": (
-        lambda p, f: pyg.SuperGATConv(f, f // 4, heads=4).eval(),
-        _nothing,
-        False,
+    "supergat": Entry(
+        lambda p, f: pyg.SuperGATConv(f, f // 4, heads=4).eval(), _nothing, 1
     ),
-    "own_taught": (lambda p, f: Taught(f, f), _weights, False),
-    "own_bonds": (lambda p, f: Bonds(f, f), _features, False),
-    "own_mlp_sum": (lambda p, f: Unseen(f, f, "add"), _features, False),
-    "own_mlp_max": (lambda p, f: Unseen(f, f, "max"), _features, False),
+    "own_taught": Entry(lambda p, f: Taught(f, f), _weights, 1),
+    "own_bonds": Entry(lambda p, f: Bonds(f, f), _features, 1),
+    "own_mlp_sum": Entry(lambda p, f: Unseen(f, f, "add"), _features, 2),
+    "own_mlp_max": Entry(lambda p, f: Unseen(f, f, "max"), _features, 2),
 }
 
 
 def workload(name: str, setting: Setting) -> Workload:
     """Builds one of `LAYERS`, F_in = F_out."""
-    make, more, sparse = LAYERS[name]
+    entry = LAYERS[name]
     problem = setting.problem
     x = setting.x()
     torch.manual_seed(4)
-    layer = make(problem, x.size(1))
-    arguments = more(problem)
+    layer = entry.make(problem, x.size(1))
+    arguments = entry.more(problem)
+    readings, limits = _bound(entry, problem, x)
 
     def bind(module: Any, graph: Any, note: str = "") -> Implementation:
         return Implementation(
@@ -261,14 +280,27 @@ def workload(name: str, setting: Setting) -> Workload:
         return {name: value.to(x.dtype) for name, value in found.items()}
 
     makers: dict[str, Maker] = {STOCK: stock}
-    if sparse:
+    if entry.sparse:
         makers["SparseTensor"] = peer
     return Workload(
         x=x,
         makers=makers | {OURS: ours},
         edges=problem.num_edges,
+        readings=readings,
+        bounds=limits,
+        bound_name=DENSE_AND_ROWS,
         exact=exact,
     )
+
+
+def _bound(
+    entry: Entry, problem: Problem, x: Tensor
+) -> tuple[dict[str, Reading], dict[str, tuple[str, ...]]]:
+    if entry.maps is None:
+        return {}, {}
+    per_node = problem.num_edges // max(problem.num_nodes, 1)
+    maps = entry.maps + entry.edge_maps * per_node
+    return dense_and_rows(problem, x, x.size(1), maps, x, entry.reads)
 
 
 def _register(name: str) -> None:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import gnnaccel
 from gnnaccel.kernels import native
 from gnnaccel.nn import gating, worth
+from gnnaccel.nn.film_relations import summed_relations
 from gnnaccel.nn.lifting import Lifting
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.reason()))
@@ -176,11 +177,85 @@ def test_gen_conv_without_features_of_destinations(taken):
     assert taken == [True, True]
 
 
+@pytest.fixture
+def at_once(monkeypatch):
+    """Whether FiLM's relations were summed at once, call by call."""
+    calls = []
+
+    def counted(*args):
+        out = summed_relations(*args)
+        calls.append(out is not None)
+        return out
+
+    monkeypatch.setattr(gating, "summed_relations", counted)
+    return calls
+
+
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
 @pytest.mark.parametrize("aggr", ["mean", "sum"])
-def test_film_conv_of_relations(aggr, taken):
-    layer = pyg.FiLMConv(5, 6, num_relations=3, aggr=aggr).double()
-    optimised_alike(layer, *graph(), torch.arange(40) % 3)
-    assert taken == [True] * 3
+def test_film_conv_of_relations(aggr, flow, taken, at_once):
+    layer = pyg.FiLMConv(5, 6, num_relations=4, aggr=aggr, flow=flow).double()
+    optimised_alike(layer, *graph(), torch.arange(40) % 3)  # one has no edge
+    assert at_once == [True] and not taken
+
+
+def test_film_conv_of_relations_between_two_kinds_of_nodes(at_once):
+    x, edge_index = graph()
+    layer = pyg.FiLMConv((5, 4), 6, num_relations=3).double()
+    optimised_alike(layer, (x, x[:, :4].cos()), edge_index, torch.arange(40) % 3)
+    assert at_once == [True]
+
+
+def test_second_derivatives_of_relations(at_once):
+    x, edge_index = graph()
+    ours = gnnaccel.optimize(pyg.FiLMConv(5, 2, num_relations=2).double())
+    x = x.detach()[:, :5].requires_grad_()
+    kinds = torch.arange(40) % 2
+    assert torch.autograd.gradgradcheck(lambda x: ours(x, edge_index, kinds), (x,))
+    assert all(at_once)
+
+
+class Louder(pyg.FiLMConv):
+    def forward(self, x, edge_index, edge_type):
+        return 2 * super().forward(x, edge_index, edge_type)
+
+
+@pytest.mark.parametrize(
+    ("make_layer", "kinds", "expected"),
+    [
+        # PyG ignores edges of other types.
+        (lambda: pyg.FiLMConv(5, 6, 2), torch.arange(40) % 3, [False]),
+        (lambda: pyg.FiLMConv(5, 6, 2), torch.arange(40) % 3 - 1, [False]),
+        (lambda: pyg.FiLMConv(5, 6, 2), (torch.arange(40) % 2).double(), []),
+        (lambda: pyg.FiLMConv(5, 6, 2, aggr="max"), torch.arange(40) % 2, []),
+        (lambda: pyg.FiLMConv(5, 6, 2, act=None), torch.arange(40) % 2, []),
+        (lambda: Louder(5, 6, 2), torch.arange(40) % 2, []),
+        (
+            lambda: pyg.FiLMConv(5, 6, 2, nn=nn.Sequential(nn.Linear(5, 12))),
+            torch.arange(40) % 2,
+            [False],
+        ),
+    ],
+)
+def test_relations_that_are_summed_one_by_one(make_layer, kinds, expected, at_once):
+    optimised_alike(make_layer().double(), *graph(), kinds)
+    assert at_once == expected
+
+
+def test_hooks_on_maps_of_relations_run(at_once):
+    layer = gnnaccel.optimize(pyg.FiLMConv(5, 6, num_relations=2).double())
+    seen = []
+    layer.lins[1].register_forward_hook(lambda *_: seen.append(1))
+    layer(*graph(), torch.arange(40) % 2)
+    assert seen and at_once == [False]
+
+
+def test_relations_that_do_not_fit():
+    ours = gnnaccel.optimize(pyg.FiLMConv(5, 6, num_relations=2).double())
+    with pytest.raises(IndexError):
+        ours(*graph(), torch.zeros(39, dtype=torch.long))
+    with pytest.raises(AssertionError):
+        ours(*graph())
 
 
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])

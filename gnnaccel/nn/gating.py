@@ -18,11 +18,13 @@ from torch_geometric.nn import aggr
 from gnnaccel import kernels
 from gnnaccel.kernels.gate import Gates
 from gnnaccel.nn import dense
-from gnnaccel.nn.fused import REDUCE_OF, may_reorder, plain_linear, watched
+from gnnaccel.nn.film_relations import summed_relations
+from gnnaccel.nn.fused import REDUCE_OF, is_served, may_reorder, plain_linear, watched
 from gnnaccel.nn.joined import joined_sum, shallow
 from gnnaccel.nn.lifting import made_from
 from gnnaccel.nn.neighbours import aggregate
 from gnnaccel.nn.reading import else_stock, of_methods
+from gnnaccel.nn.stand_in import stock_of
 from gnnaccel.nn.summing import Summing, found_graph
 from gnnaccel.ops.adj import Adj, wants_grad
 from gnnaccel.ops.gate import Kind, gated_sum
@@ -180,6 +182,48 @@ class Modulated(Gated):
     _names = frozenset(("x", "beta", "gamma"))
     _rows = ("x_j", "beta_i", "gamma_i")
     act: Any
+    film_skip: Any
+    lin_skip: Any
+    num_relations: int
+    out_channels: int
+
+    def forward(self, x: Any, edge_index: Any, edge_type: Any = None) -> Tensor:
+        """See :class:`torch_geometric.nn.FiLMConv`."""
+        x_src, x_dst = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, x)
+        summed = self._relations(x_src, x_dst, edge_index, edge_type)
+        if summed is None:
+            stock: Tensor = super().forward(x, edge_index, edge_type)  # type: ignore[misc]
+            return stock
+        beta, gamma = self.film_skip(x_dst).split(self.out_channels, dim=-1)
+        out: Tensor = self.act(gamma * self.lin_skip(x_dst) + beta) + summed
+        return out
+
+    def _relations(
+        self, x_src: Any, x_dst: Any, edge_index: Any, edge_type: Any
+    ) -> Tensor | None:
+        """What several relations add up to, if that can be done at once."""
+        cls: Any = type(self)
+        if (
+            self.num_relations <= 1
+            or stock_of(cls).forward is not pyg.FiLMConv.forward
+            or "propagate" in vars(self)
+            or not self._pays(edge_index, {"x": x_src})
+            or self._found(gate_of) is None
+            or self._looked_into(edge_index)
+            or not (is_served(x_src) and is_served(x_dst) and may_reorder(x_src))
+            or type(edge_type) is not Tensor
+            or edge_type.dtype not in (torch.int64, torch.int32)
+            or edge_type.shape != edge_index.shape[1:]
+            or not _is(self.act, torch.nn.ReLU, (torch.relu, F.relu))
+        ):
+            return None
+        reduce = REDUCE_OF.get(self._aggregation)
+        if reduce not in ("sum", "mean"):
+            return None
+        adj = found_graph(self, x_src, edge_index, x_dst.size(0), None)
+        if adj is None:
+            return None
+        return summed_relations(self, adj, x_src, x_dst, edge_type, reduce)
 
     def _gated(
         self, adj: Adj, rows: list[Any], edge: Tensor | None, kwargs: dict[str, Any]

@@ -91,6 +91,20 @@ class HeteroLinear(StandIn, torch_geometric.nn.HeteroLinear):
         return stock
 
 
+def stacked(linears: Any) -> tuple[Tensor, Tensor | None]:
+    """The weights of linear layers for :func:`map_by_type`, and their biases.
+
+    Args:
+        linears: ``T`` of them, of one shape.
+
+    Returns:
+        ``[T, F, F']``, and ``[T, F']`` or ``None``: one has no bias.
+    """
+    weight = torch.stack([linear.weight for linear in linears]).transpose(1, 2)
+    biases = [linear.bias for linear in linears]
+    return weight, None if None in biases else torch.stack(biases)
+
+
 def map_by_type(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Sorted) -> Tensor:
     """Maps each row by the weight of its type.
 

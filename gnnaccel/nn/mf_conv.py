@@ -9,7 +9,7 @@ import torch_geometric.nn
 from torch import Tensor
 
 from gnnaccel.nn.fused import Fused, graph_for, may_reorder, plain_linear, sizes
-from gnnaccel.nn.hetero_linear import Sorted, map_by_type, sorted_by
+from gnnaccel.nn.hetero_linear import Sorted, map_by_type, sorted_by, stacked
 from gnnaccel.nn.neighbours import aggregate
 from gnnaccel.ops.adj import Adj
 
@@ -60,7 +60,4 @@ def _by_degree(adj: Adj, most: int) -> Sorted:
 
 
 def _mapped(linears: Any, x: Tensor, rows: Sorted) -> Tensor:
-    weight = torch.stack([linear.weight for linear in linears]).transpose(1, 2)
-    biases = [linear.bias for linear in linears]
-    bias = None if any(b is None for b in biases) else torch.stack(biases)
-    return map_by_type(x, weight, bias, rows)
+    return map_by_type(x, *stacked(linears), rows)
