@@ -19,8 +19,11 @@ import time
 import torch
 from torch import Tensor
 
-from benchmarks.graphs import Compressed
-from benchmarks.registry import Reading
+from benchmarks.graphs import Compressed, Problem
+from benchmarks.registry import BACKWARD, FORWARD, STEP, Reading
+
+#: What the limit of a layer is made of.
+DENSE_AND_ROWS = "dense products + reading the rows"
 
 
 def row_reader(rows: Compressed, x: Tensor) -> Reading | None:
@@ -72,6 +75,35 @@ def dense_products(x: Tensor, fan_out: int, count: int = 1) -> tuple[Reading, Re
             torch.mm(grad.t(), x)
 
     return forward, backward
+
+
+def dense_and_rows(
+    problem: Problem, x: Tensor, fan_out: int, maps: int, rows: Tensor, reads: int = 1
+) -> tuple[dict[str, Reading], dict[str, tuple[str, ...]]]:
+    """Readings and bounds: the dense products alone plus reading the rows.
+
+    Args:
+        problem: The graph.
+        x: [N, F_in].
+        fan_out: F_out.
+        maps: Linear maps of that shape.
+        rows: [N, *], what must be read at the other end of every edge.
+        reads: How often.
+    """
+    dense, dense_back = dense_products(x, fan_out, maps)
+    readings: dict[str, Reading] = {"dense": dense, "dense backward": dense_back}
+    read = row_reader(problem.by_dst, rows)
+    read_back = row_reader(problem.by_src, rows)
+    if read is None or read_back is None:
+        return readings, {}
+    readings |= {"rows": read, "rows backward": read_back}
+    forward = ("dense",) + reads * ("rows",)
+    backward = ("dense backward",) + reads * ("rows backward",)
+    return readings, {
+        FORWARD: forward,
+        BACKWARD: backward,
+        STEP: forward + backward,
+    }
 
 
 def copy_bandwidth(num_bytes: int = 1 << 28, repeat: int = 7) -> float:

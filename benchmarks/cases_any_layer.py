@@ -14,8 +14,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 
-from benchmarks import check, formats
-from benchmarks.cases_layers import DENSE_AND_ROWS, dense_and_rows
+from benchmarks import bounds, check, formats
 from benchmarks.graphs import Problem
 from benchmarks.ours import accelerated
 from benchmarks.registry import (
@@ -288,7 +287,7 @@ def workload(name: str, setting: Setting) -> Workload:
         edges=problem.num_edges,
         readings=readings,
         bounds=limits,
-        bound_name=DENSE_AND_ROWS,
+        bound_name=bounds.DENSE_AND_ROWS,
         exact=exact,
     )
 
@@ -300,7 +299,7 @@ def _bound(
         return {}, {}
     per_node = problem.num_edges // max(problem.num_nodes, 1)
     maps = entry.maps + entry.edge_maps * per_node
-    return dense_and_rows(problem, x, x.size(1), maps, x, entry.reads)
+    return bounds.dense_and_rows(problem, x, x.size(1), maps, x, entry.reads)
 
 
 def _register(name: str) -> None:

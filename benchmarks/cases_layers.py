@@ -30,10 +30,7 @@ from benchmarks import bounds, formats
 from benchmarks.graphs import Problem
 from benchmarks.ours import accelerated, learnt
 from benchmarks.registry import (
-    BACKWARD,
-    FORWARD,
     OURS,
-    STEP,
     STOCK,
     Implementation,
     Maker,
@@ -43,9 +40,6 @@ from benchmarks.registry import (
     Workload,
     case,
 )
-
-#: What the limit of a layer is made of.
-DENSE_AND_ROWS = "dense products + reading the rows"
 
 
 @dataclass(frozen=True)
@@ -158,36 +152,7 @@ def bound(
     """
     narrow = layer.transforms_first and fan_out < x.size(1)
     rows = torch.randn(x.size(0), fan_out).to(x.dtype) if narrow else x
-    return dense_and_rows(problem, x, fan_out, layer.linear_maps, rows)
-
-
-def dense_and_rows(
-    problem: Problem, x: Tensor, fan_out: int, maps: int, rows: Tensor, reads: int = 1
-) -> tuple[dict[str, Reading], dict[str, tuple[str, ...]]]:
-    """Readings and bounds: the dense products alone plus reading the rows.
-
-    Args:
-        problem: The graph.
-        x: [N, F_in].
-        fan_out: F_out.
-        maps: Linear maps of that shape.
-        rows: [N, *], what must be read at the other end of every edge.
-        reads: How often.
-    """
-    dense, dense_back = bounds.dense_products(x, fan_out, maps)
-    readings: dict[str, Reading] = {"dense": dense, "dense backward": dense_back}
-    read = bounds.row_reader(problem.by_dst, rows)
-    read_back = bounds.row_reader(problem.by_src, rows)
-    if read is None or read_back is None:
-        return readings, {}
-    readings |= {"rows": read, "rows backward": read_back}
-    forward = ("dense",) + reads * ("rows",)
-    backward = ("dense backward",) + reads * ("rows backward",)
-    return readings, {
-        FORWARD: forward,
-        BACKWARD: backward,
-        STEP: forward + backward,
-    }
+    return bounds.dense_and_rows(problem, x, fan_out, layer.linear_maps, rows)
 
 
 def workload(
@@ -208,7 +173,7 @@ def workload(
         edges=problem.num_edges,
         readings=readings,
         bounds=limits,
-        bound_name=DENSE_AND_ROWS,
+        bound_name=bounds.DENSE_AND_ROWS,
     )
 
 
