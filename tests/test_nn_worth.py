@@ -82,3 +82,22 @@ def test_some_pay_late_on_any_graph(name, made, monkeypatch):
     for _ in range(3 * worth.USUAL):
         ours(x, edge_index)
     assert made == []
+
+
+def test_batches_of_indices(made):
+    x, _ = inputs()
+    indices = torch.randint(7, (3, 2, 30))
+    layer = pyg.SimpleConv()
+    ours = gnnaccel.optimize(pyg.SimpleConv())
+    expected = torch.stack([layer(x, index) for index in indices])
+    found = torch.vmap(lambda index: ours(x, index))(indices)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "SGConv"])
+def test_sparse_matrices_are_no_new_indices(name):
+    x, edge_index = inputs()
+    adj = torch.sparse_coo_tensor(
+        edge_index.flip(0), torch.ones(30, dtype=torch.double), (7, 7)
+    ).to_sparse_csr()
+    optimised_alike(LAYERS[name]().double(), x, adj)

@@ -65,7 +65,7 @@ class ChebConv(Fused, torch_geometric.nn.ChebConv):
         """See :class:`torch_geometric.nn.ChebConv`."""
         if (
             rememberable(edge_index)
-            and self.why_not_fused() is None
+            and self._tries(x, edge_index)
             and isinstance(x, Tensor)
             and may_reorder(x)
         ):

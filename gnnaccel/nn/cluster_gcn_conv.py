@@ -32,7 +32,7 @@ class ClusterGCNConv(Fused, torch_geometric.nn.ClusterGCNConv):
 
     def forward(self, x: Any, edge_index: Any) -> Tensor:
         """See :class:`torch_geometric.nn.ClusterGCNConv`."""
-        if type(edge_index) is Tensor and self.why_not_fused() is None:
+        if type(edge_index) is Tensor and self._tries(x, edge_index):
             strided = edge_index.layout == torch.strided
             served = strided and isinstance(x, Tensor) and may_reorder(x)
             adj = graph_for(self, x, edge_index, None) if served else None

@@ -30,7 +30,7 @@ class EdgeConv(Fused, torch_geometric.nn.EdgeConv):
 
     def forward(self, x: Any, edge_index: Any) -> Tensor:
         """See :class:`torch_geometric.nn.EdgeConv`."""
-        out = self._fused(x, edge_index) if self.why_not_fused() is None else None
+        out = self._fused(x, edge_index) if self._tries(x, edge_index) else None
         if out is not None:
             return out
         # PyG reads the next line, by this class's name, to write its `propagate`.

@@ -11,10 +11,9 @@ from torch_geometric.utils import add_remaining_self_loops
 
 from gnnaccel.cache import remember
 from gnnaccel.nn import dense
-from gnnaccel.nn.fused import Fused, graph_for, is_index, is_served, may_reorder
+from gnnaccel.nn.fused import Fused, graph_for, is_served, may_reorder
 from gnnaccel.nn.neighbours import aggregate
 from gnnaccel.nn.normalisation import gcn_norm, rememberable
-from gnnaccel.nn.worth import graph_pays
 from gnnaccel.ops.adj import Adj
 
 
@@ -33,14 +32,12 @@ class EGConv(Fused, torch_geometric.nn.EGConv):
         """See :class:`torch_geometric.nn.EGConv`."""
         if (
             rememberable(edge_index)
-            and self.why_not_fused() is None
+            and self._tries(x, edge_index)
             and is_served(x)
             and may_reorder(x)
-            and is_index(edge_index, x)
-            and graph_pays(self, x, edge_index)
         ):
             index, weight = self._normalised(x, edge_index)
-            adj = graph_for(self, x, index, None, weight, pays=True)
+            adj = graph_for(self, x, index, None, weight)
             if adj is not None and adj.graph is not None:
                 return self._fused(adj, x, weight)
         # PyG reads the next line, by this class's name, to write its `propagate`.

@@ -100,6 +100,13 @@ class Fused(LayerStandIn):
             return f"node_dim={state['node_dim']}: only {self._node_dims} is fused"
         return self._why_not_aggregated()
 
+    def _tries(self, x: Any, edge_index: Any) -> bool:
+        """Whether the fused path is to be tried on this input."""
+        return (
+            graph_pays(self, x, edge_index) is not False
+            and self.why_not_fused() is None
+        )
+
     def _why_not_aggregated(self) -> str | None:
         module = self.__dict__["_modules"].get("aggr_module")
         if type(module) not in REDUCE_OF:
@@ -148,7 +155,6 @@ def graph_for(
     edge_index: Any,
     num_dst: int | None,
     weight: Any = None,
-    pays: bool = False,
 ) -> Adj | None:
     """The graph of a layer's input if the fused path takes it, else ``None``.
 
@@ -158,7 +164,6 @@ def graph_for(
         edge_index: What the user passed as ``edge_index``.
         num_dst: Number of destinations, or ``None``: as many as sources.
         weight: Edge weights, or ``None``.
-        pays: Whether it was asked already if the graph is worth its making.
 
     Raises:
         EdgeIndexError: An edge names a node that does not exist.
@@ -201,8 +206,6 @@ def graph_for(
         return None
     if tracing(x_src, edge_index, weight):
         return Adj(None, edge_index, *size) if forward else None
-    if not (pays or graph_pays(layer, x_src, edge_index)):
-        return None
     if forward:
         graph = Graph.of(edge_index, size)
     else:

@@ -48,7 +48,7 @@ class GCNConv(Fused, torch_geometric.nn.GCNConv):
         self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None
     ) -> Tensor:
         """See :class:`torch_geometric.nn.GCNConv`."""
-        if self.why_not_fused() is None and self._reduce == "sum":
+        if self._tries(x, edge_index) and self._reduce == "sum":
             out = self._fused(x, edge_index, edge_weight)
             if out is not None:
                 return out

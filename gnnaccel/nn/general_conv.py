@@ -40,7 +40,7 @@ class GeneralConv(Fused, torch_geometric.nn.GeneralConv):
         self, x: Any, edge_index: Any, edge_attr: Any = None, size: Any = None
     ) -> Tensor:
         """See :class:`torch_geometric.nn.GeneralConv`."""
-        if type(edge_index) is Tensor and self.why_not_fused() is None:
+        if type(edge_index) is Tensor and self._tries(x, edge_index):
             x_src, x_dst, num_dst, ok = sizes(self, x, size)
             adj = None
             if (

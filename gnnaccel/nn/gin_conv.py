@@ -37,7 +37,7 @@ class GINConv(Fused, torch_geometric.nn.GINConv):
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         """See :class:`torch_geometric.nn.GINConv`."""
-        if self.why_not_fused() is None:
+        if self._tries(x, edge_index):
             x_src, x_dst, num_dst, ok = sizes(self, x, size)
             # Another dtype of eps makes PyG's sum one of that dtype.
             ok = ok and (x_dst is None or self._same_dtype(x_src))

@@ -35,7 +35,7 @@ class GINEConv(Fused, torch_geometric.nn.GINEConv):
         self, x: Any, edge_index: Any, edge_attr: Any = None, size: Any = None
     ) -> Tensor:
         """See :class:`torch_geometric.nn.GINEConv`."""
-        if self.why_not_fused() is None:
+        if self._tries(x, edge_index):
             out = self._fused(x, edge_index, edge_attr, size)
             if out is not None:
                 return dense.apply(self.nn, out)

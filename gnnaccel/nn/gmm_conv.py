@@ -36,7 +36,7 @@ class GMMConv(Fused, torch_geometric.nn.GMMConv):
         """See :class:`torch_geometric.nn.GMMConv`."""
         if (
             type(edge_index) is Tensor
-            and self.why_not_fused() is None
+            and self._tries(x, edge_index)
             and type(edge_attr) is Tensor
             and edge_attr.dim() == 2
         ):

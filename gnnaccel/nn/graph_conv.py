@@ -27,7 +27,7 @@ class GraphConv(Fused, torch_geometric.nn.GraphConv):
         size: Any = None,
     ) -> Tensor:
         """See :class:`torch_geometric.nn.GraphConv`."""
-        if self.why_not_fused() is None:
+        if self._tries(x, edge_index):
             x_src, x_dst, num_dst, ok = sizes(self, x, size)
             adj = (
                 graph_for(self, x_src, edge_index, num_dst, edge_weight) if ok else None

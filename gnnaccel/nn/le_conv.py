@@ -36,7 +36,7 @@ class LEConv(Fused, torch_geometric.nn.LEConv):
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Any = None) -> Tensor:
         """See :class:`torch_geometric.nn.LEConv`."""
-        if type(edge_index) is Tensor and self.why_not_fused() is None:
+        if type(edge_index) is Tensor and self._tries(x, edge_index):
             x_src, x_dst, num_dst, ok = sizes(self, x, None)
             adj = None
             if (

@@ -29,7 +29,7 @@ class MFConv(Fused, torch_geometric.nn.MFConv):
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         """See :class:`torch_geometric.nn.MFConv`."""
-        if type(edge_index) is Tensor and self.why_not_fused() is None:
+        if type(edge_index) is Tensor and self._tries(x, edge_index):
             x_src, x_dst, num_dst, ok = sizes(self, x, size)
             adj = None
             if ok and edge_index.layout == torch.strided and _served(x_src, x_dst):

@@ -45,7 +45,7 @@ class NNConv(Fused, torch_geometric.nn.NNConv):
         """See :class:`torch_geometric.nn.NNConv`."""
         if (
             type(edge_index) is Tensor
-            and self.why_not_fused() is None
+            and self._tries(x, edge_index)
             and type(edge_attr) is Tensor
             and edge_attr.dim() == 2
         ):

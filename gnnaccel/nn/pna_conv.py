@@ -58,7 +58,7 @@ class PNAConv(Fused, torch_geometric.nn.PNAConv):
 
     def forward(self, x: Tensor, edge_index: Any, edge_attr: Any = None) -> Tensor:
         """See :class:`torch_geometric.nn.PNAConv`."""
-        if edge_attr is None and self.why_not_fused() is None:
+        if edge_attr is None and self._tries(x, edge_index):
             out = self._fused(x, edge_index)
             if out is not None:
                 return out

@@ -39,7 +39,7 @@ class _Relational(Fused):
 
     def forward(self, x: Any, edge_index: Any, edge_type: Any = None) -> Tensor:
         """See :class:`torch_geometric.nn.RGCNConv`."""
-        if self.why_not_fused() is None:
+        if self._tries(x, edge_index):
             out = self._fused(x, edge_index, edge_type)
             if out is not None:
                 return out

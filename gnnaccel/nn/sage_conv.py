@@ -21,7 +21,7 @@ class SAGEConv(Fused, torch_geometric.nn.SAGEConv):
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         """See :class:`torch_geometric.nn.SAGEConv`."""
-        if self.why_not_fused() is None:
+        if self._tries(x, edge_index):
             x_src, x_dst, num_dst, ok = sizes(self, x, size)
             adj = graph_for(self, x_src, edge_index, num_dst) if ok else None
             if adj is not None:

@@ -22,7 +22,7 @@ class SignedConv(Fused, torch_geometric.nn.SignedConv):
 
     def forward(self, x: Any, pos_edge_index: Any, neg_edge_index: Any) -> Tensor:
         """See :class:`torch_geometric.nn.SignedConv`."""
-        if self.why_not_fused() is None:
+        if self._tries(x, pos_edge_index) and self._tries(x, neg_edge_index):
             x_src, x_dst, num_dst, ok = sizes(self, x, None)
             ok = ok and x_dst is not None
             if ok and _is_plain(pos_edge_index) and _is_plain(neg_edge_index):

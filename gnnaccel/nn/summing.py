@@ -56,20 +56,7 @@ class Summing(Lifting):
             edge_index: What the user passed.
             kwargs: What else.
         """
-        if (
-            type(edge_index) is not Tensor
-            or torch.compiler.is_compiling()
-            or torch.jit.is_tracing()  # type: ignore[attr-defined]
-        ):
-            return False
-        x = kwargs.get(self._lifted())
-        x = x[0] if isinstance(x, (tuple, list)) and x else x
-        return (
-            isinstance(x, Tensor)
-            and x.dim() > 1
-            and edge_index.dim() == 2
-            and graph_pays(self, x, edge_index)
-        )
+        return bool(graph_pays(self, kwargs.get(self._lifted()), edge_index))
 
     def _lifted(self) -> str:
         """The name of an argument whose rows are lifted to edges."""
@@ -221,7 +208,7 @@ def found_graph(
 ) -> Adj | None:
     """:func:`gnnaccel.nn.fused.graph_for`; ``None`` where PyG is to word the error."""
     try:
-        adj = graph_for(layer, x_src, edge_index, num_dst, weight, pays=True)
+        adj = graph_for(layer, x_src, edge_index, num_dst, weight)
     except EdgeIndexError:
         return None
     return None if adj is None or adj.graph is None else adj

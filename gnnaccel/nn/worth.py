@@ -60,14 +60,31 @@ def served(x: Tensor, index: Tensor, size: int) -> bool:
     )
 
 
-def graph_pays(layer: Any, x: Tensor, edge_index: Tensor) -> bool:
+def graph_pays(layer: Any, x: Any, edge_index: Any) -> bool | None:
     """Whether a fused layer wins more than the graph of an index may cost.
+
+    This is quicker to tell than whether the layer can be fused, and asked first.
 
     Args:
         layer: The layer, whose class tells what its graph costs.
-        x: ``[*, F]``, features of the sources.
-        edge_index: ``[2, E]``.
+        x: Features ``[*, F]``, or those of sources and destinations.
+        edge_index: What the user passed.
+
+    Returns:
+        ``None`` where that is no question: while a program is traced or compiled, for
+        a graph that is no plain index, and for features of other kinds.
     """
+    if (
+        type(edge_index) is not Tensor
+        or torch.compiler.is_compiling()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined]
+        or edge_index.layout != torch.strided
+        or edge_index.dim() != 2
+    ):
+        return None
+    x = x[0] if isinstance(x, (tuple, list)) and x else x
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        return None
     size = edge_index.size(1) * x.size(-1)
     if not layer.pays_small and size < WORTH:
         return False
