@@ -10,6 +10,7 @@ from graphs import SQUARE
 from layers import CLASSES, CONFIGS, assert_alike, inputs, make
 from torch import nn
 from torch_geometric.explain import Explainer, GNNExplainer
+from torch_geometric.inspector import Inspector
 
 import gnnaccel.nn
 
@@ -626,3 +627,28 @@ def test_inside_hetero_conv():
         outs.append(model(x, edges))
     for key in ("a", "b"):
         torch.testing.assert_close(outs[1][key], outs[0][key])
+
+
+@pytest.mark.parametrize("theirs", gnnaccel.nn.SWAPS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("method", ["propagate", "edge_updater"])
+def test_pyg_reads_what_a_layer_propagates(theirs, method):
+    """Its own way to write a method looks up sources by the name of a class."""
+
+    def read(cls):
+        inspector = Inspector(cls)
+        found = inspector.get_params_from_method_call(
+            method, exclude=[0, "edge_index", "size"]
+        )
+        return {name: parameter.type for name, parameter in found.items()}
+
+    assert read(gnnaccel.nn.SWAPS[theirs]) == read(theirs)
+
+
+def test_a_layer_after_another_takes_other_arguments():
+    x, edge_index = torch.randn(6, 4), torch.randint(6, (2, 10))
+    kinds = torch.randint(3, (10,))
+    for cls in (gnnaccel.nn.RGCNConv, gnnaccel.nn.FastRGCNConv):
+        layer = cls(4, 5, 3)
+        expected = layer(x, edge_index, kinds)
+        layer.register_propagate_forward_hook(lambda *_: None)  # by PyG's code
+        torch.testing.assert_close(layer(x, edge_index, kinds), expected)

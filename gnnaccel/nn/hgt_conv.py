@@ -46,6 +46,8 @@ class HGTConv(Fused, torch_geometric.nn.HGTConv):
         """See :class:`torch_geometric.nn.HGTConv`."""
         if self.why_not_fused() is None and self._serves(x_dict, edge_index_dict):
             return self._leave(x_dict, self._attend(x_dict, edge_index_dict))
+        # PyG reads the next line, by this class's name, to write its `propagate`.
+        # propagate_type: (k: Tensor, q: Tensor, v: Tensor, edge_attr: Tensor)
         return super().forward(x_dict, edge_index_dict)
 
     def _serves(self, x_dict: Any, edge_index_dict: Any) -> bool:

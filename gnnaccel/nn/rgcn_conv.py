@@ -111,4 +111,4 @@ class FastRGCNConv(_Relational, torch_geometric.nn.FastRGCNConv):
     """:class:`torch_geometric.nn.FastRGCNConv`, fused: the same as RGCNConv."""
 
     # See RGCNConv.
-    # propagate_type: (x: Tensor, edge_type: OptTensor, size: Size)
+    # propagate_type: (x: Tensor, edge_type: OptTensor)
