@@ -118,14 +118,18 @@ def uses(tensor: Tensor) -> int:
         tensor: Any tensor; asking for the same view again counts as the same.
 
     Returns:
-        At least 1, and no more than that for inference tensors.
+        At least 1, and no more than that for inference tensors and for those without
+        memory of their own (sparse ones, and what ``torch.func`` wraps).
     """
     if tensor.is_inference():
         return 1
     base = tensor
     if tensor._is_view() and tensor._base is not None:
         base = tensor._base
-    key = (id(base), tensor.data_ptr(), tensor.dim())
+    try:
+        key = (id(base), tensor.data_ptr(), tensor.dim())
+    except RuntimeError:
+        return 1
     count = _counts.get(key)
     if count is None or count() is not base or count.version != base._version:
         count = _Count(base, _forget)
