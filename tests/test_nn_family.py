@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from graphs import BIPARTITE, SQUARE
-from layers import optimised_alike
+from layers import assert_alike, optimised_alike
 from torch import nn
 
 import gnnaccel
@@ -217,6 +217,16 @@ def test_what_is_left_to_pyg(make):
     more = [case.edge_index.long()] * isinstance(layer, pyg.SignedConv)
     ours = optimised_alike(layer, x, case.edge_index.long(), *more)
     assert not fused(ours)
+
+
+def test_an_index_of_one_dimension_is_pygs_to_refuse():
+    case = SQUARE["unsorted"]
+    layer = EDGED["general_edges"](FIN).double()
+    ours = gnnaccel.optimize(copy.deepcopy(layer))
+    x = torch.randn(case.num_src, FIN, dtype=torch.float64)
+    edge = torch.rand(case.num_edges, 3, dtype=torch.float64)
+    error = assert_alike(layer, ours, x, case.edge_index[0].long(), edge)
+    assert isinstance(error, ValueError)
 
 
 @pytest.mark.parametrize(
