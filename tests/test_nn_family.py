@@ -219,6 +219,15 @@ def test_what_is_left_to_pyg(make):
     assert not fused(ours)
 
 
+@pytest.mark.parametrize("maps", ["lins_l", "lins_r"])
+def test_maps_of_degrees_that_were_replaced(maps):
+    layer = LAYERS["mf"](FIN)
+    getattr(layer, maps)[2] = nn.Linear(FIN, FOUT, bias=maps == "lins_r")
+    case = SQUARE["unsorted"]
+    x = torch.randn(case.num_src, FIN, dtype=torch.float64)
+    optimised_alike(layer.double(), x, case.edge_index.long())
+
+
 def test_an_index_of_one_dimension_is_pygs_to_refuse():
     case = SQUARE["unsorted"]
     layer = EDGED["general_edges"](FIN).double()
