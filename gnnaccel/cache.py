@@ -118,7 +118,8 @@ def uses(tensor: Tensor) -> int:
         tensor: Any tensor; asking for the same view again counts as the same.
 
     Returns:
-        At least 1, and no more than that for inference tensors and without a storage.
+        At least 1, and no more than that for inference tensors and for those without
+        memory of their own (sparse ones, and what ``torch.func`` wraps).
     """
     if tensor.is_inference():
         return 1
@@ -127,7 +128,7 @@ def uses(tensor: Tensor) -> int:
         base = tensor._base
     try:
         key = (id(base), tensor.data_ptr(), tensor.dim())
-    except RuntimeError:  # it has no storage: inside of vmap, say
+    except RuntimeError:
         return 1
     count = _counts.get(key)
     if count is None or count() is not base or count.version != base._version:

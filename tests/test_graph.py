@@ -472,6 +472,19 @@ def test_uses_are_counted_until_a_tensor_changes():
         assert [cache.uses(torch.ones(2)) for _ in range(2)] == [1, 1]
 
 
+def test_uses_of_tensors_without_memory_are_not_counted():
+    for matrix in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()):
+        assert [cache.uses(matrix) for _ in range(2)] == [1, 1]
+    seen = []
+
+    def mapped(index):
+        seen.append([cache.uses(index) for _ in range(2)])
+        return index
+
+    torch.vmap(mapped)(torch.arange(6).view(2, 3))
+    assert seen == [[1, 1]]
+
+
 def test_counts_go_with_their_tensors():
     before = len(cache._counts)
     index = torch.arange(6).view(2, 3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from graphs import BIPARTITE, SQUARE
-from layers import optimised_alike
+from layers import assert_alike, optimised_alike
 from torch import nn
 
 import gnnaccel
@@ -217,6 +217,25 @@ def test_what_is_left_to_pyg(make):
     more = [case.edge_index.long()] * isinstance(layer, pyg.SignedConv)
     ours = optimised_alike(layer, x, case.edge_index.long(), *more)
     assert not fused(ours)
+
+
+@pytest.mark.parametrize("maps", ["lins_l", "lins_r"])
+def test_maps_of_degrees_that_were_replaced(maps):
+    layer = LAYERS["mf"](FIN)
+    getattr(layer, maps)[2] = nn.Linear(FIN, FOUT, bias=maps == "lins_r")
+    case = SQUARE["unsorted"]
+    x = torch.randn(case.num_src, FIN, dtype=torch.float64)
+    optimised_alike(layer.double(), x, case.edge_index.long())
+
+
+def test_an_index_of_one_dimension_is_pygs_to_refuse():
+    case = SQUARE["unsorted"]
+    layer = EDGED["general_edges"](FIN).double()
+    ours = gnnaccel.optimize(copy.deepcopy(layer))
+    x = torch.randn(case.num_src, FIN, dtype=torch.float64)
+    edge = torch.rand(case.num_edges, 3, dtype=torch.float64)
+    error = assert_alike(layer, ours, x, case.edge_index[0].long(), edge)
+    assert isinstance(error, ValueError)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
-from layers import optimised_alike
+from layers import assert_alike, optimised_alike
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -240,6 +240,38 @@ class Louder(pyg.FiLMConv):
 def test_relations_that_are_summed_one_by_one(make_layer, kinds, expected, at_once):
     optimised_alike(make_layer().double(), *graph(), kinds)
     assert at_once == expected
+
+
+def _replace(maps, number, linear):
+    maps[number] = linear
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda c: [_replace(c.lins, i, nn.Linear(5, 6)) for i in (0, 1)], True),
+        (lambda c: _replace(c.lins, 1, nn.Linear(5, 6)), False),
+        (lambda c: _replace(c.films, 1, nn.Linear(5, 12, bias=False)), False),
+        (lambda c: c.lins.pop(1), False),
+        (lambda c: c.films.pop(1), False),
+        (lambda c: setattr(c, "num_relations", 3), False),
+    ],
+)
+def test_maps_of_relations_that_were_replaced(change, expected, at_once):
+    layer = pyg.FiLMConv(5, 6, num_relations=2)
+    change(layer)
+    optimised_alike(layer.double(), *graph(), torch.arange(40) % 2)
+    assert at_once == [expected]
+
+
+@pytest.mark.parametrize("change", [nn.Linear(5, 12), nn.Linear(5, 13).double()])
+def test_pyg_words_what_is_wrong_with_maps_of_relations(change):
+    layer = pyg.FiLMConv(5, 6, num_relations=2).double()
+    layer.films[1] = change
+    x, edge_index = graph()
+    ours = gnnaccel.optimize(copy.deepcopy(layer))
+    error = assert_alike(layer, ours, x, edge_index, torch.arange(40) % 2)
+    assert isinstance(error, Exception)
 
 
 def test_hooks_on_maps_of_relations_run(at_once):

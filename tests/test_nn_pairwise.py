@@ -231,6 +231,17 @@ def test_hooks_see_what_pna_passes_on(module):
     torch.testing.assert_close(seen[2:], seen[:2])
 
 
+def test_sparse_matrices_and_tracing_leave_pna_to_pyg():
+    layer, x, edge_index = pna()
+    layer = layer.double()
+    ours = gnnaccel.optimize(copy.deepcopy(layer))
+    values = torch.ones(edge_index.size(1), dtype=torch.float64)
+    matrix = torch.sparse_coo_tensor(edge_index, values, (len(x), len(x))).coalesce()
+    torch.testing.assert_close(ours(x, matrix), layer(x, matrix))
+    traced = torch.jit.trace(ours, (x, edge_index), check_trace=False)
+    torch.testing.assert_close(traced(x, edge_index), layer(x, edge_index))
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_node_without_neighbours_adds_nothing(value):
     layer, x, edge_index = pna(**PNA["all"])

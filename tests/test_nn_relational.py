@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from layers import optimised_alike
+from layers import assert_alike, optimised_alike
 
 import gnnaccel
 from gnnaccel.nn import rgcn_conv
@@ -77,6 +77,17 @@ def test_a_type_out_of_range_goes_to_pyg(taken):
     edge_type[3] = RELATIONS
     optimised_alike(layer, x, edge_index, edge_type)
     assert taken == [False]
+
+
+def test_pyg_words_what_is_wrong():
+    layer, x, edge_index, edge_type = make("RGCNConv", "mean")
+    ours = gnnaccel.optimize(copy.deepcopy(layer))
+    for args in (
+        (x, edge_index, edge_type.double()),
+        ((x,), edge_index, edge_type),
+        ((), edge_index, edge_type),
+    ):
+        assert isinstance(assert_alike(layer, ours, *args), Exception)
 
 
 def test_types_that_change_in_place_are_seen():

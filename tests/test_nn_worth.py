@@ -1,5 +1,7 @@
 """Small graphs that may not come back are left to PyG."""
 
+import copy
+
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -101,3 +103,37 @@ def test_sparse_matrices_are_no_new_indices(name):
         edge_index.flip(0), torch.ones(30, dtype=torch.double), (7, 7)
     ).to_sparse_csr()
     optimised_alike(LAYERS[name]().double(), x, adj)
+
+
+GENERIC = {
+    "SGConv": lambda: pyg.SGConv(4, 4, K=2),
+    "TAGConv": lambda: pyg.TAGConv(4, 4),
+    "GatedGraphConv": lambda: pyg.GatedGraphConv(4, 1),
+}
+
+
+@pytest.mark.parametrize("name", GENERIC)
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_small_sparse_matrices_are_pygs(name, layout):
+    x, edge_index = inputs()
+    values = torch.rand(30, dtype=torch.float64)
+    matrix = torch.sparse_coo_tensor(edge_index, values, (7, 7)).coalesce()
+    optimised_alike(GENERIC[name]().double(), x, matrix.to_sparse(layout=layout))
+
+
+@pytest.mark.parametrize("name", GENERIC)
+def test_transforms_go_through_small_graphs(name):
+    x, edge_index = inputs()
+    stock = GENERIC[name]().double()
+    ours = gnnaccel.optimize(copy.deepcopy(stock))
+
+    def gradient(layer):
+        loss = torch.func.grad(lambda x, index: layer(x, index).square().sum())
+        return loss(x, edge_index)
+
+    torch.testing.assert_close(gradient(ours), gradient(stock))
+    tangent = [
+        torch.func.jvp(lambda x, layer=layer: layer(x, edge_index), (x,), (x,))[1]
+        for layer in (ours, stock)
+    ]
+    torch.testing.assert_close(*tangent)

@@ -35,14 +35,18 @@ def summed_relations(
         types are not what PyG expects.
     """
     assert adj.graph is not None
-    if not all(map(plain_linear, (*layer.lins, *layer.films))):
+    if not (
+        len(layer.lins) == len(layer.films) == layer.num_relations
+        and all(map(plain_linear, (*layer.lins, *layer.films)))
+    ):
         return None
-    values, _ = stacked(layer.lins)
-    films, biases = stacked(layer.films)
+    values, films = stacked(layer.lins), stacked(layer.films)
     if (
-        values.shape[1:] != (x_src.size(1), layer.out_channels)
-        or films.shape[1:] != (x_dst.size(1), 2 * layer.out_channels)
-        or not values.dtype == films.dtype == x_src.dtype == x_dst.dtype
+        values is None
+        or films is None
+        or values.weight.shape[1:] != (x_src.size(1), layer.out_channels)
+        or films.weight.shape[1:] != (x_dst.size(1), 2 * layer.out_channels)
+        or not values.weight.dtype == films.weight.dtype == x_src.dtype == x_dst.dtype
     ):
         return None
     ends = paired_ends_of(adj.graph, edge_type, layer.num_relations)
@@ -50,8 +54,8 @@ def summed_relations(
         return None
     at_source = Sorted(ends.source_bounds, None, None)
     at_target = Sorted(ends.target_bounds, None, None)
-    x = map_by_type(gather(x_src, ends.sources), values, None, at_source)
-    film = map_by_type(gather(x_dst, ends.targets), films, biases, at_target)
+    x = map_by_type(gather(x_src, ends.sources), *values, at_source)
+    film = map_by_type(gather(x_dst, ends.targets), *films, at_target)
     beta, gamma = film.chunk(2, dim=1)
     pairs = ends.targets.numel()
     between = Adj(ends.graph, None, ends.sources.numel(), pairs)

@@ -118,7 +118,8 @@ class Fused(LayerStandIn):
 
     @property
     def _reduce(self) -> str:
-        return REDUCE_OF[type(self.aggr_module)]
+        """How it reduces; empty for what has no kernel: `torch.jit` asks any layer."""
+        return REDUCE_OF.get(type(self.aggr_module), "")
 
 
 def hooked_method(layer: Any) -> str | None:
@@ -182,14 +183,14 @@ def graph_for(
             or (edge_index.size(1), edge_index.size(0)) != size
             or str(_device(edge_index)) != "cpu"
             # The tie rules of sparse products differ from those of scatter.
-            or layer._reduce in ("max", "min")
+            or layer._reduce not in ("sum", "mean")
         ):
             return None
         graph = Graph.of(edge_index)
         return Adj(graph, None, *size, reuse=reuses(layer))
     if isinstance(edge_index, EdgeIndex):
         known = edge_index.sparse_size()
-        if layer._reduce in ("max", "min") or any(
+        if layer._reduce not in ("sum", "mean") or any(
             k not in (None, s) for k, s in zip(known, size, strict=True)
         ):
             return None

@@ -70,6 +70,7 @@ class GeneralConv(Fused, torch_geometric.nn.GeneralConv):
         return edge_attr is None or (
             self.in_edge_channels is not None
             and type(edge_attr) is Tensor
+            and edge_index.dim() == 2
             and edge_attr.shape == (edge_index.size(1), self.in_edge_channels)
             and edge_attr.dtype == x.dtype
         )

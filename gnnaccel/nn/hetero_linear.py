@@ -91,18 +91,37 @@ class HeteroLinear(StandIn, torch_geometric.nn.HeteroLinear):
         return stock
 
 
-def stacked(linears: Any) -> tuple[Tensor, Tensor | None]:
-    """The weights of linear layers for :func:`map_by_type`, and their biases.
+class Stack(NamedTuple):
+    """Linear layers for :func:`map_by_type`.
+
+    Attributes:
+        weight: ``[T, F, F']``.
+        bias: ``[T, F']``; ``None``: they have none.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+def stacked(linears: Any) -> Stack | None:
+    """Linear layers side by side.
 
     Args:
-        linears: ``T`` of them, of one shape.
+        linears: ``T`` of them, at least one.
 
     Returns:
-        ``[T, F, F']``, and ``[T, F']`` or ``None``: one has no bias.
+        ``None`` where they differ in shape, dtype or in whether they have a bias.
     """
+    kinds = {
+        (linear.weight.shape, linear.weight.dtype, linear.bias is None)
+        for linear in linears
+    }
+    if len(kinds) > 1:
+        return None
     weight = torch.stack([linear.weight for linear in linears]).transpose(1, 2)
-    biases = [linear.bias for linear in linears]
-    return weight, None if None in biases else torch.stack(biases)
+    if linears[0].bias is None:
+        return Stack(weight, None)
+    return Stack(weight, torch.stack([linear.bias for linear in linears]))
 
 
 def map_by_type(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Sorted) -> Tensor:

@@ -35,14 +35,23 @@ class MFConv(Fused, torch_geometric.nn.MFConv):
             if ok and edge_index.layout == torch.strided and _served(x_src, x_dst):
                 adj = graph_for(self, x_src, edge_index, num_dst)
             if adj is not None and adj.graph is not None:
-                rows = _by_degree(adj, self.max_degree)
-                out = aggregate(adj, x_src, None, self._reduce)
-                out = _mapped(self.lins_l, out, rows)
-                return out if x_dst is None else out + _mapped(self.lins_r, x_dst, rows)
+                out = self._fused(adj, x_src, x_dst)
+                if out is not None:
+                    return out
         # PyG reads the next line, by this class's name, to write its `propagate`.
         # propagate_type: (x: OptPairTensor)
         stock: Tensor = super().forward(x, edge_index, size)
         return stock
+
+    def _fused(self, adj: Adj, x_src: Tensor, x_dst: Tensor | None) -> Tensor | None:
+        """``None`` where the linear layers of its degrees differ in kind."""
+        at_source, at_target = stacked(self.lins_l), stacked(self.lins_r)
+        if at_source is None or at_target is None:
+            return None
+        rows = _by_degree(adj, self.max_degree)
+        out = aggregate(adj, x_src, None, self._reduce)
+        out = map_by_type(out, *at_source, rows)
+        return out if x_dst is None else out + map_by_type(x_dst, *at_target, rows)
 
 
 def _served(x_src: Tensor, x_dst: Tensor | None) -> bool:
@@ -57,7 +66,3 @@ def _by_degree(adj: Adj, most: int) -> Sorted:
         ("by degree", most),
         lambda: sorted_by(graph.rows.counts.clamp(max=most), most + 1),
     )
-
-
-def _mapped(linears: Any, x: Tensor, rows: Sorted) -> Tensor:
-    return map_by_type(x, *stacked(linears), rows)

@@ -68,8 +68,8 @@ class PNAConv(Fused, torch_geometric.nn.PNAConv):
         return stock
 
     def _fused(self, x: Any, edge_index: Any) -> Tensor | None:
-        if type(edge_index) is not Tensor:
-            return None
+        if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
+            return None  # the tie rules of sparse products differ from those of scatter
         parts = self._parts()
         assert parts is not None
         adj = graph_for(self, x, edge_index, None)

@@ -48,7 +48,7 @@ class _Relational(Fused):
         return result
 
     def _fused(self, x: Any, edge_index: Any, edge_type: Any) -> Tensor | None:
-        x_src, x_dst = x if isinstance(x, tuple) else (x, x)
+        x_src, x_dst = x if isinstance(x, tuple) and len(x) == 2 else (x, x)
         if not (
             isinstance(x_src, Tensor)
             and isinstance(x_dst, Tensor)
@@ -58,6 +58,7 @@ class _Relational(Fused):
             and type(edge_index) is Tensor
             and type(edge_type) is Tensor
             and edge_type.dim() == 1
+            and edge_type.dtype in (torch.int64, torch.int32)
             and not torch.is_autocast_enabled("cpu")
         ):
             return None
