@@ -7,6 +7,7 @@ import pytest
 import torch
 from graphs import SQUARE, random_edges
 from layers import assert_alike, inputs, make
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 KINDS = ("gcn", "gcn_weighted", "sage", "sage_max", "graph_weighted", "gin")
@@ -252,3 +253,24 @@ def test_default_dtype_is_left_alone(name):
         torch.set_default_dtype(torch.float32)
     assert out.dtype == torch.float32
     torch.testing.assert_close(out, stock(*args))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_written_down_by_make_fx(name):
+    stock, ours = make(name)
+    args = inputs(name, SQUARE["unsorted"])
+    ours(*args)  # what it keeps of a graph is not written down
+    program = make_fx(lambda x: ours(x, *args[1:]))(args[0])
+    x = torch.randn_like(args[0])
+    torch.testing.assert_close(program(x), stock(x, *args[1:]))
+
+
+def test_weights_made_in_inference_mode():
+    stock, ours = make("graph_weighted")
+    x, edge_index, *_ = inputs("graph_weighted", SQUARE["unsorted"])
+    with torch.inference_mode():
+        weight = torch.rand(edge_index.size(1), dtype=torch.float64)
+    x = x.detach()
+    torch.testing.assert_close(
+        ours(x, edge_index, weight), stock(x, edge_index, weight)
+    )

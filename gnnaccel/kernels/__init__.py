@@ -70,10 +70,14 @@ def pick_for(x: Tensor) -> ModuleType:
     return reference if transforming(x) else pick(x.device, x.dtype)
 
 
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+
+
 def transforming(x: Tensor) -> bool:
     """Whether torch.func (vmap, grad, jvp) or forward-mode AD looks through the ops.
 
     Tensors have no memory of their own then; only plain torch operations go through.
+    The same holds while ``make_fx`` writes down what it sees, also of true tensors.
     """
     if torch.compiler.is_compiling():
         return False
@@ -81,6 +85,7 @@ def transforming(x: Tensor) -> bool:
         torch._C._are_functorch_transforms_active()
         or torch._C._functorch.is_legacy_batchedtensor(x)
         or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._get_dispatch_mode(_PROXY) is not None
     )
 
 

@@ -207,6 +207,9 @@ def graph_for(
         return None
     if tracing(x_src, edge_index, weight):
         return Adj(None, edge_index, *size) if forward else None
+    # PyG may multiply by it without saving it for a backward pass.
+    if weight is not None and weight.is_inference() and torch.is_grad_enabled():
+        return None
     if forward:
         graph = Graph.of(edge_index, size)
     else:
