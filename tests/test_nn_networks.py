@@ -114,6 +114,16 @@ class Apart(Layer):
         return self.network(torch.cat([x_i - x_j, e], dim=-1))
 
 
+class Named(Layer):
+    """Its rows are not called x."""
+
+    def forward(self, x, edge_index, e, size=None):
+        return self.propagate(edge_index, h=x, e=e, size=size)
+
+    def message(self, h_i, h_j, e):
+        return self.network(torch.cat([h_i, h_j, e], dim=-1))
+
+
 class Twice(Layer):
     width = 3 * F
 
@@ -139,7 +149,7 @@ class Waved(Both):
         return out.sin()
 
 
-READ = (Both, Taught, Source, Apart, Twice, Updated, Waved)
+READ = (Both, Named, Taught, Source, Apart, Twice, Updated, Waved)
 
 
 def inputs(bipartite=False, edges=30):

@@ -221,6 +221,10 @@ class Splitting(Summing):
         "the linear layers of its network per node, not per edge, where they may be"
     )
 
+    def _lifted(self) -> str:
+        found = self._found(network_of)
+        return "" if found is None else min(found.rows)[:-2]
+
     def _sum(self, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
         found = self._found(network_of)
         if found is None or self._looked_into(edge_index):
