@@ -8,8 +8,8 @@ from torch import Tensor
 
 from gnnaccel.kernels.gate import Gates
 from gnnaccel.nn.fused import plain_linear
-from gnnaccel.nn.hetero_linear import Sorted, map_by_type, stacked
-from gnnaccel.nn.relations import paired_ends_of
+from gnnaccel.nn.hetero_linear import Sorted, Stack, map_by_type, stacked
+from gnnaccel.nn.relations import End, paired_ends_of
 from gnnaccel.ops.adj import Adj
 from gnnaccel.ops.gate import Kind, gated_sum
 from gnnaccel.ops.gather import gather
@@ -52,14 +52,16 @@ def summed_relations(
     ends = paired_ends_of(adj.graph, edge_type, layer.num_relations)
     if ends is None:
         return None
-    at_source = Sorted(ends.source_bounds, None, None)
-    at_target = Sorted(ends.target_bounds, None, None)
-    x = map_by_type(gather(x_src, ends.sources), *values, at_source)
-    film = map_by_type(gather(x_dst, ends.targets), *films, at_target)
-    beta, gamma = film.chunk(2, dim=1)
-    pairs = ends.targets.numel()
-    between = Adj(ends.graph, None, ends.sources.numel(), pairs)
+    x = _mapped(values, x_src, ends.source)
+    beta, gamma = _mapped(films, x_dst, ends.target).chunk(2, dim=1)
+    pairs = ends.graph.num_dst
+    between = Adj(ends.graph, None, ends.graph.num_src, pairs)
     out = gated_sum(between, Kind("film"), Gates(x, None, beta, gamma))
     if reduce == "mean":
         out = mean_of(between, out)
     return spmm_sum(Adj(ends.out, None, pairs, adj.num_dst), out)
+
+
+def _mapped(linears: Stack, x: Tensor, end: End) -> Tensor:
+    """The rows of the pairs at one end, by the map of their relation."""
+    return map_by_type(gather(x, end.nodes), *linears, Sorted(end.bounds, None, None))

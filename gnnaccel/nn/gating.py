@@ -53,7 +53,7 @@ class Gated(Summing):
         known = layer._check_input(edge_index, size)
         rows = [self._end(name, known, kwargs) for name in self._rows]
         x = rows[0]
-        if x is None or not may_reorder(x):
+        if x is None or not _unwritten(x):
             return None
         if any(row is None or row.dtype != x.dtype for row in rows):
             return None
@@ -72,14 +72,6 @@ class Gated(Summing):
         num_dst = known[1 - i] if known[i] is None else known[i]
         adj = found_graph(self, x, edge_index, num_dst, None)
         return None if adj is None else self._gated(adj, rows, edge, kwargs)
-
-    def _pays(self, edge_index: Any, kwargs: dict[str, Any]) -> bool:
-        x: Any = kwargs.get(self._lifted())
-        x = x[0] if isinstance(x, (tuple, list)) and x else x
-        # The other kernels write messages down, as PyG does.
-        return (
-            super()._pays(edge_index, kwargs) and kernels.pick_for(x) is kernels.native
-        )
 
     def _lifted(self) -> str:
         return self._rows[0][:-2]
@@ -210,7 +202,7 @@ class Modulated(Gated):
             or not self._pays(edge_index, {"x": x_src})
             or self._found(gate_of) is None
             or self._looked_into(edge_index)
-            or not (is_served(x_src) and is_served(x_dst) and may_reorder(x_src))
+            or not (is_served(x_src) and is_served(x_dst) and _unwritten(x_src))
             or type(edge_type) is not Tensor
             or edge_type.dtype not in (torch.int64, torch.int32)
             or edge_type.shape != edge_index.shape[1:]
@@ -345,6 +337,14 @@ def gate_of(cls: Any) -> type[Gated] | None:
         cls: Any message passing class.
     """
     return _GATES.get(cls.message) if else_stock(cls) else None
+
+
+def _unwritten(x: Tensor) -> bool:
+    """Whether messages of such rows need not be written down.
+
+    They need not by the native kernels only; by the others they are, as in PyG.
+    """
+    return may_reorder(x) and kernels.pick_for(x) is kernels.native
 
 
 def _is(act: Any, module: type, functions: tuple[Any, ...]) -> bool:

@@ -34,13 +34,7 @@ def rememberable(edge_index: Any) -> bool:
 
 def to_remember(edge_index: Any) -> bool:
     """Whether what follows from an ``edge_index`` is better remembered."""
-    return (
-        type(edge_index) is Tensor
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()  # type: ignore[attr-defined]
-        and worth.new_pays(edge_index)
-        and rememberable(edge_index)
-    )
+    return rememberable(edge_index) and worth.new_pays(edge_index)
 
 
 def gcn_norm(

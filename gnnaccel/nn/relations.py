@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Hashable
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from gnnaccel.graph import Graph
+
+T = TypeVar("T")
 
 
 class Pairs(NamedTuple):
@@ -27,8 +30,6 @@ class Pairs(NamedTuple):
 def pairs_of(graph: Graph, edge_type: Tensor, relations: int) -> Pairs | None:
     """Splits the destinations of a graph by the relations of their edges.
 
-    Remembered as long as the graph lives and ``edge_type`` does not change.
-
     Args:
         graph: The graph.
         edge_type: ``[E]``, in its input order.
@@ -38,36 +39,44 @@ def pairs_of(graph: Graph, edge_type: Tensor, relations: int) -> Pairs | None:
         The pairs; ``None`` where a type is out of range, which is PyG's to judge.
     """
 
-    def build() -> Pairs | None:
-        if not _fit(graph, edge_type, relations):
-            return None
+    def build() -> Pairs:
         source, target = graph.edge_index
-        place, nodes, bounds = _paired(target, edge_type, graph.num_dst, relations)
+        pairs = _paired(target, edge_type, graph.num_dst, relations)
         into = Graph.from_edge_index(
-            torch.stack([source, place]), (graph.num_src, nodes.numel())
+            torch.stack([source, pairs.of_edges]), (graph.num_src, pairs.nodes.numel())
         )
-        return Pairs(into, _to_nodes(nodes, graph.num_dst), bounds)
+        return Pairs(into, _to_nodes(pairs.nodes, graph.num_dst), pairs.bounds)
 
-    return graph.memory.remember(edge_type, ("pairs", relations), build)
+    return _remembered(graph, edge_type, relations, "pairs", build)
+
+
+class End(NamedTuple):
+    """The pairs of a node at one end of edges and their relation, by relation.
+
+    Attributes:
+        of_edges: ``[E]``, the pair of each edge.
+        nodes: The node of each pair.
+        bounds: ``[relations + 1]``, where the pairs of each relation begin.
+    """
+
+    of_edges: Tensor
+    nodes: Tensor
+    bounds: list[int]
 
 
 class PairedEnds(NamedTuple):
-    """The pairs of a node and a relation that have an edge, at both ends of edges.
+    """A graph whose nodes are pairs at both ends.
 
     Attributes:
         graph: Edges from pairs to pairs.
-        sources: The node of each pair at the source of an edge, by relation.
-        source_bounds: ``[relations + 1]``, where those of each relation begin.
-        targets: The same at the destination.
-        target_bounds: See there.
-        out: One edge from each pair to its destination.
+        source: The pairs at the source of an edge.
+        target: Those at the destination.
+        out: One edge from each of these to its destination.
     """
 
     graph: Graph
-    sources: Tensor
-    source_bounds: list[int]
-    targets: Tensor
-    target_bounds: list[int]
+    source: End
+    target: End
     out: Graph
 
 
@@ -76,61 +85,54 @@ def paired_ends_of(
 ) -> PairedEnds | None:
     """Splits both ends of a graph's edges by the relations of these.
 
-    Remembered as long as the graph lives and ``edge_type`` does not change.
-
-    Args:
-        graph: The graph.
-        edge_type: ``[E]``, in its input order.
-        relations: How many there are.
-
-    Returns:
-        The pairs; ``None`` where a type is out of range.
+    See :func:`pairs_of`.
     """
 
-    def build() -> PairedEnds | None:
-        if not _fit(graph, edge_type, relations):
-            return None
-        source, target = graph.edge_index
-        at_source, sources, source_bounds = _paired(
-            source, edge_type, graph.num_src, relations
-        )
-        at_target, targets, target_bounds = _paired(
-            target, edge_type, graph.num_dst, relations
-        )
+    def build() -> PairedEnds:
+        sources, targets = graph.edge_index
+        source = _paired(sources, edge_type, graph.num_src, relations)
+        target = _paired(targets, edge_type, graph.num_dst, relations)
         between = Graph.from_edge_index(
-            torch.stack([at_source, at_target]), (sources.numel(), targets.numel())
+            torch.stack([source.of_edges, target.of_edges]),
+            (source.nodes.numel(), target.nodes.numel()),
         )
-        out = _to_nodes(targets, graph.num_dst)
-        return PairedEnds(between, sources, source_bounds, targets, target_bounds, out)
+        return PairedEnds(
+            between, source, target, _to_nodes(target.nodes, graph.num_dst)
+        )
 
-    return graph.memory.remember(edge_type, ("paired ends", relations), build)
+    return _remembered(graph, edge_type, relations, "paired ends", build)
 
 
-def _paired(
-    end: Tensor, edge_type: Tensor, nodes: int, relations: int
-) -> tuple[Tensor, Tensor, list[int]]:
-    """Numbers the pairs of a node and a relation that have an edge, by relation.
-
-    Args:
-        end: ``[E]``, the node at one end.
-        edge_type: ``[E]``.
-        nodes: How many there are.
-        relations: How many there are.
-
-    Returns:
-        The pair of each edge ``[E]``, the node of each pair, and where the pairs of
-        each relation begin, ``[relations + 1]``.
-    """
+def _paired(end: Tensor, edge_type: Tensor, nodes: int, relations: int) -> End:
+    """Numbers the pairs of the nodes ``[E]`` at one end and their relations."""
     found, place = torch.unique(edge_type.long() * nodes + end, return_inverse=True)
     kinds = found.div(max(nodes, 1), rounding_mode="floor")
     counts = torch.bincount(kinds, minlength=relations)
-    return place, found - kinds * nodes, [0, *counts.cumsum(0).tolist()]
+    return End(place, found - kinds * nodes, [0, *counts.cumsum(0).tolist()])
 
 
 def _to_nodes(nodes: Tensor, num_nodes: int) -> Graph:
     """One edge from each pair to its node."""
     each = torch.stack([torch.arange(nodes.numel()), nodes])
     return Graph.from_edge_index(each, (nodes.numel(), num_nodes))
+
+
+def _remembered(
+    graph: Graph,
+    edge_type: Tensor,
+    relations: int,
+    key: Hashable,
+    build: Callable[[], T],
+) -> T | None:
+    """``build()``, for as long as the graph lives and ``edge_type`` does not change.
+
+    ``None`` where there is not a type for each edge, or one is out of range.
+    """
+    return graph.memory.remember(
+        edge_type,
+        (key, relations),
+        lambda: build() if _fit(graph, edge_type, relations) else None,
+    )
 
 
 def _fit(graph: Graph, edge_type: Tensor, relations: int) -> bool:
@@ -145,8 +147,7 @@ def with_relations(
 ) -> Graph | None:
     """A graph whose edges run from or to a pair of a node and their relation.
 
-    Pair ``(i, r)`` is number ``i * relations + r``. Remembered as long as the graph
-    lives and ``edge_type`` does not change.
+    Pair ``(i, r)`` is number ``i * relations + r``.
 
     Args:
         graph: The graph.
@@ -163,9 +164,7 @@ def with_relations(
     if nodes * relations > 2 * graph.num_edges + nodes:
         return None
 
-    def build() -> Graph | None:
-        if not _fit(graph, edge_type, relations):
-            return None
+    def build() -> Graph:
         kinds = edge_type.long()
         ends = [
             end * relations + kinds if paired else end
@@ -177,5 +176,5 @@ def with_relations(
         )
         return Graph.from_edge_index(torch.stack(ends), size)
 
-    key = ("relations", relations, source, target)
-    return graph.memory.remember(edge_type, key, build)
+    key = ("relations", source, target)
+    return _remembered(graph, edge_type, relations, key, build)

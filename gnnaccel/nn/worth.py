@@ -54,7 +54,6 @@ def served(x: Tensor, index: Tensor, size: int) -> bool:
         and index.device == x.device
         and index.dtype in (torch.int64, torch.int32)
         and not torch.compiler.is_compiling()
-        and not kernels.transforming(x)
         and kernels.pick_for(x) is kernels.native
         and (size >= WORTH_NEW or new_pays(index))
     )
