@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import gnnaccel.nn as gnn
 from gnnaccel import Graph, ops
-from gnnaccel.kernels import native
+from gnnaccel.kernels import linear, native
 from gnnaccel.nn.mapped import mapped_sum
 from gnnaccel.ops.adj import Adj
 from gnnaccel.ops.product import Scales
@@ -26,8 +26,8 @@ def calls(monkeypatch):
         found.append(options)
         return kernel(*args, **options)
 
-    kernel = native.spmm_linear
-    monkeypatch.setattr(native, "spmm_linear", spy)
+    kernel = linear.spmm_linear
+    monkeypatch.setattr(linear, "spmm_linear", spy)
     return found
 
 

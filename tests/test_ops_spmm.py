@@ -14,7 +14,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from gnnaccel import Graph, ops
 from gnnaccel.errors import EdgeIndexError
 from gnnaccel.ops.adj import Adj
-from gnnaccel.ops.product import Scales, add_spmm_sum
+from gnnaccel.ops.product import Scales, run_spmm_sum
 
 REDUCES = ("sum", "mean", "max", "min")
 LINEAR = ("sum", "mean")
@@ -166,9 +166,12 @@ def test_layouts_of_the_incoming_gradient(backend, reduce, weighted, heads):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("weighted", "factor", "in_place"),
+    [(False, 1.0, True), (True, -2.5, True), (True, 0.5, False), (False, -1.0, False)],
+)
 @pytest.mark.parametrize("name", ["wide", "isolated", "hub"])
-def test_added_in_place(backend, name, weighted, dtype):
+def test_added_to_something(backend, name, weighted, factor, in_place, dtype):
     case = ALL[name]
     x = torch.randn(case.num_src, 5, dtype=torch.float64).to(dtype)
     weight = torch.rand(case.num_edges, dtype=torch.float64).to(dtype)
@@ -177,15 +180,19 @@ def test_added_in_place(backend, name, weighted, dtype):
     scale = torch.rand(case.num_dst, dtype=torch.float64).float().double() + 0.5
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     scales = Scales(dst=scale.to(wide))
-    out = before.clone()
+    base = before.clone()
     graph = Graph.of(case.edge_index, size=case.size)
     adj = Adj(graph, None, case.num_src, case.num_dst)
-    assert add_spmm_sum(out, adj, x, weight, scales) is out
+    into = base if in_place else None
+    out = run_spmm_sum(adj, x, weight, scales, base=base, base_scale=factor, out=into)
+    assert (out is base) == in_place
+    assert in_place or base.equal(before)
 
     def total(x, weight, before):
         summed = oracle_spmm(case.edge_index, x, weight, "sum", case.num_dst)
         return before + scale.unsqueeze(-1) * summed
 
+    before = factor * before.double()
     double = [None if t is None else t.double() for t in (x, weight, before)]
     magnitude = total(*(None if t is None else t.abs() for t in double))
     assert_near(out, total(*double), magnitude, slack=2)

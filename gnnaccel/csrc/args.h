@@ -21,6 +21,7 @@ struct Grouping {
 };
 
 // out[i] = self[i] * x[i] + dst_scale[i] * sum_e w[e] * src_scale[col[e]] * x[col[e]]
+//          + base_scale * base[i]
 // All columns are [heads * features]; weights are [entries] or [entries, heads].
 struct SumArgs {
   Grouping g;
@@ -34,20 +35,22 @@ struct SumArgs {
   const void* dst_scale;
   const void* self;
   int64_t self_stride;  // 0: one value for all rows
-  bool adds;            // to what out holds
+  const void* base;     // like out, and may be out; or nullptr
+  double base_scale;
 };
 
-// out = (the sum) map + (own rows of x) root + bias, and what the gradients of the two
-// matrices are where the sum is of gradients and y the maps' input: g_map = (the sum)^T y,
+// out = (the sum) map + (own rows of x) root + bias, or that added to out, and what the
+// gradients of the two matrices are where the sum is of gradients and y the maps' input: g_map = (the sum)^T y,
 // g_root = (own rows of x)^T y. float32 by int32 indices; features and columns are
 // multiples of 16, and of features at most 256.
 struct LinearArgs {
-  SumArgs sum;        // one head; its `out` is not written
+  SumArgs sum;        // one head; its `out` is [rows, features], or nullptr: not wanted
   int64_t columns;
   const float* map;   // [features, columns]
   const float* root;  // the same, with rows that are columns of the graph; or nullptr
   const float* bias;  // [columns] or nullptr
   float* out;         // [rows, columns] or nullptr
+  bool adds;          // to what out holds; no bias then
   const float* y;     // [rows, columns], with a gradient that is wanted
   int64_t y_stride;
   float *g_map, *g_root;  // [features, columns] or nullptr

@@ -1,5 +1,5 @@
 // Sums of neighbour rows times a matrix, a tile of rows at a time: the sums are multiplied
-// while they are in the cache and never written.
+// while they are in the cache, and written only if they are wanted, too.
 
 // Floats of a tile of sums; rows of one, a multiple of what one step multiplies.
 constexpr int64_t kTileFloats = 3072, kStepRows = 4, kMostRows = 48;
@@ -85,6 +85,9 @@ struct SumLinear {
           sum.template scale<K, L>(r, b, acc);
           float* const to = out + (r - r0) * depth + first;
           for (int k = 0; k < K; ++k) store<L>(to + k * L, acc[k]);
+          if (a.sum.out == nullptr) continue;
+          float* const kept = static_cast<float*>(a.sum.out) + r * depth + first;
+          for (int k = 0; k < K; ++k) store<L>(kept + k * L, acc[k]);
         }
       }
     };
@@ -98,17 +101,19 @@ struct SumLinear {
   void multiply(int64_t i, const float* from) const {
     constexpr int L = kLanes<float>;
     for_registers(columns, [&]<int R>(int64_t n) {
+      float* const to = a.out + i * columns + n;
       Lanes c[M][R];
       for (int m = 0; m < M; ++m) {
         for (int r = 0; r < R; ++r) {
-          c[m][r] = a.bias == nullptr ? Lanes{} : load<L>(a.bias + n + r * L);
+          c[m][r] = a.adds              ? load<L>(to + m * columns + r * L)
+                    : a.bias == nullptr ? Lanes{}
+                                        : load<L>(a.bias + n + r * L);
         }
       }
       add_product<M, R>(from, depth, a.map + n, columns, depth, c);
       if (a.root != nullptr) {
         add_product<M, R>(own_row(i), view.x_stride, a.root + n, columns, depth, c);
       }
-      float* const to = a.out + i * columns + n;
       for (int m = 0; m < M; ++m) {
         for (int r = 0; r < R; ++r) store<L>(to + m * columns + r * L, c[m][r]);
       }
@@ -126,6 +131,7 @@ struct SumLinear {
       for (int64_t r = i; r < end; ++r) {
         if (a.y != nullptr) prefetch(a.y + r * a.y_stride, columns * int64_t(sizeof(float)));
         if (a.root != nullptr) prefetch(own_row(r), depth * int64_t(sizeof(float)));
+        if (a.adds) prefetch(a.out + r * columns, columns * int64_t(sizeof(float)));
       }
       if (a.out != nullptr) {
         int64_t r = i;
@@ -147,6 +153,9 @@ struct SumLinear {
   void run() const {
     if (a.out != nullptr) {
       prefer_huge_pages(a.out, a.sum.g.rows * columns * int64_t(sizeof(float)));
+    }
+    if (a.sum.out != nullptr) {
+      prefer_huge_pages(a.sum.out, a.sum.g.rows * depth * int64_t(sizeof(float)));
     }
     const int64_t work = (a.sum.g.entries + a.sum.g.rows * columns) * depth;
     const int64_t parts = work < kSerialWork ? 1 : threads();

@@ -38,23 +38,24 @@ T* at(Address a) {
 
 void bind_spmm_sum(GROUPING_PARAMS, int dtype, Address x, int64_t x_stride, Address out,
                    int64_t heads, int64_t features, Address w, int64_t w_stride,
-                   Address src_scale, Address dst_scale, Address self, int64_t self_stride, bool adds) {
+                   Address src_scale, Address dst_scale, Address self, int64_t self_stride,
+                   Address base, double base_scale) {
   nb::gil_scoped_release release;
   kernels().spmm_sum({GROUPING, at(x), x_stride, at(out), heads, features, at(w), w_stride,
-                      at(src_scale), at(dst_scale), at(self), self_stride, adds},
+                      at(src_scale), at(dst_scale), at(self), self_stride, at(base), base_scale},
                      Dtype(dtype));
 }
 
 void bind_spmm_linear(GROUPING_PARAMS, Address x, int64_t x_stride, int64_t features,
                       Address w, Address src_scale, Address dst_scale, Address self,
-                      int64_t self_stride, int64_t columns, Address map, Address root,
-                      Address bias, Address out, Address y, int64_t y_stride, Address g_map,
-                      Address g_root) {
+                      int64_t self_stride, Address base, double base_scale, Address sums,
+                      int64_t columns, Address map, Address root, Address bias, Address out,
+                      bool adds, Address y, int64_t y_stride, Address g_map, Address g_root) {
   nb::gil_scoped_release release;
-  const SumArgs sum{GROUPING, at(x), x_stride, nullptr, 1, features, at(w), 1,
-                    at(src_scale), at(dst_scale), at(self), self_stride, false};
+  const SumArgs sum{GROUPING, at(x), x_stride, at(sums), 1, features, at(w), 1,
+                    at(src_scale), at(dst_scale), at(self), self_stride, at(base), base_scale};
   kernels().spmm_linear({sum, columns, at<float>(map), at<float>(root), at<float>(bias),
-                         at<float>(out), at<float>(y), y_stride, at<float>(g_map),
+                         at<float>(out), adds, at<float>(y), y_stride, at<float>(g_map),
                          at<float>(g_root)});
 }
 

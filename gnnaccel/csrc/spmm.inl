@@ -49,7 +49,7 @@ struct Sum {
   using A = acc_t<T>;
   const SumArgs& a;
   const int64_t columns = a.heads * a.features;
-  const bool past = !a.adds && a.g.rows * columns * int64_t(sizeof(T)) > kCached;
+  const bool past = a.base != a.out && a.g.rows * columns * int64_t(sizeof(T)) > kCached;
 
   SumView<T, I> view(int64_t head) const {
     const T* w = static_cast<const T*>(a.w);
@@ -64,7 +64,7 @@ struct Sum {
             static_cast<const A*>(a.src_scale)};
   }
 
-  // Scales one tile of a finished row, and adds the row's own term.
+  // Scales one tile of a finished row, and adds the row's own terms.
   template <int K, int N>
   void scale(int64_t i, Block b, Vec<A, N> (&acc)[K]) const {
     if (a.dst_scale != nullptr) {
@@ -76,6 +76,11 @@ struct Sum {
       const T* row = static_cast<const T*>(a.x) + i * a.x_stride + b.first;
       for (int k = 0; k < K; ++k) acc[k] += s * load<N>(row + lane_offset<K, N>(k, b.count));
     }
+    if (a.base != nullptr) {
+      const A s = A(a.base_scale);
+      const T* row = static_cast<const T*>(a.base) + i * columns + b.first;
+      for (int k = 0; k < K; ++k) acc[k] += s * load<N>(row + lane_offset<K, N>(k, b.count));
+    }
   }
 
   // Scales and stores one tile of a finished row.
@@ -83,9 +88,6 @@ struct Sum {
   void finish(int64_t i, Block b, Vec<A, N> (&acc)[K]) const {
     scale<K, N>(i, b, acc);
     T* out = static_cast<T*>(a.out) + i * columns + b.first;
-    if (a.adds) {
-      for (int k = 0; k < K; ++k) acc[k] += load<N>(out + lane_offset<K, N>(k, b.count));
-    }
     for (int k = 0; k < K; ++k) {
       T* to = out + lane_offset<K, N>(k, b.count);
       if (past) store_past<N>(to, acc[k]);
@@ -107,6 +109,7 @@ struct Sum {
           if (partial == nullptr) {
             if (!past) prefetch_row(static_cast<const T*>(a.out), r, r1, columns, b);
             if (a.self != nullptr) prefetch_row(static_cast<const T*>(a.x), r, r1, a.x_stride, b);
+            if (a.base != a.out) prefetch_row(static_cast<const T*>(a.base), r, r1, columns, b);
           }
           Vec<A, N> acc[K] = {};
           sum_entries<FACTOR, K, N>(v, ranges.begin[r], ranges.end[r], b, acc);

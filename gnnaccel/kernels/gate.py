@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gnnaccel.kernels import library, memory
 from gnnaccel.kernels.grouping import Grouping
-from gnnaccel.kernels.native import dense_rows
+from gnnaccel.kernels.native import address, dense_rows
 
 _native = library.module
 _DTYPES = {torch.float32: 0, torch.float64: 1}
@@ -150,19 +150,15 @@ def _run(
         grad is not None or len(ends) == 3,
         [(x.data_ptr(), stride) for x, stride in sources],
         [(x.data_ptr(), stride) for x, stride in ends],
-        _address(edge),
-        _address(map_),
+        address(edge),
+        address(map_),
         0 if edge is None else edge.size(1),
         0 if map_ is None else map_.size(0),
-        _address(t),
+        address(t),
         epsilon,
         gates.x.size(1),
         [x.data_ptr() for x in out],
-        _address(grad),
-        _address(of_edge),
-        _address(of_map),
+        address(grad),
+        address(of_edge),
+        address(of_map),
     )
-
-
-def _address(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()

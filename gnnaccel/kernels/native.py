@@ -34,11 +34,9 @@ __all__ = [
     "reason",
     "sddmm",
     "serves",
-    "serves_linear",
     "softmax",
     "softmax_backward",
     "spmm_extreme",
-    "spmm_linear",
     "spmm_select",
     "spmm_sum",
     "threads",
@@ -92,7 +90,8 @@ def serves(device: torch.device, dtype: torch.dtype) -> bool:
     return library.reason is None and device.type == "cpu" and dtype in _DTYPES
 
 
-def _address(tensor: Tensor | None) -> int:
+def address(tensor: Tensor | None) -> int:
+    """Where a tensor's numbers lie; 0 for ``None``."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
@@ -137,17 +136,17 @@ def _group(
     bad_end, bad_value, is_sorted, loops, max_degree = _native.group(
         key.data_ptr(),
         key.stride(0),
-        _address(other),
+        address(other),
         1 if other is None else other.stride(0),
         key.dtype == torch.int64,
         entries,
         rows,
         others,
         0 if origin is None else origin.ptr.data_ptr(),
-        0 if origin is None else _address(origin.perm),
+        0 if origin is None else address(origin.perm),
         ptr.data_ptr(),
         perm.data_ptr(),
-        _address(col),
+        address(col),
         dtype == torch.int64,
     )
     if bad_end:
@@ -166,14 +165,19 @@ def spmm_sum(
     src_scale: Tensor | None = None,
     dst_scale: Tensor | None = None,
     self_scale: Tensor | None = None,
-    into: Tensor | None = None,
+    base: Tensor | None = None,
+    base_scale: float = 1.0,
+    out: Tensor | None = None,
 ) -> Tensor:
     """See :func:`gnnaccel.kernels.reference.spmm_sum`."""
     x, stride = dense_rows(x)
     if w is not None:
         w = w.contiguous()
     heads = x.size(1) if x.dim() == 3 else 1
-    out = memory.empty((g.rows, *x.shape[1:]), x.dtype) if into is None else into
+    if base is not out and base is not None:
+        base = base.resolve_neg().contiguous()
+    if out is None:
+        out = memory.empty((g.rows, *x.shape[1:]), x.dtype)
     _native.spmm_sum(
         *g.addresses,
         _DTYPES[x.dtype],
@@ -182,99 +186,16 @@ def spmm_sum(
         out.data_ptr(),
         heads,
         x.size(-1),
-        _address(w),
+        address(w),
         heads if w is not None and w.dim() == 2 else 1,
-        _address(src_scale),
-        _address(dst_scale),
-        _address(self_scale),
+        address(src_scale),
+        address(dst_scale),
+        address(self_scale),
         0 if self_scale is None or self_scale.numel() == 1 else 1,
-        into is not None,
+        address(base),
+        base_scale,
     )
     return out
-
-
-#: Columns up to which `spmm_linear` serves: matrices that stay in a core's own cache.
-_WIDEST = 256
-
-
-def serves_linear(g: Grouping, x: Tensor, columns: int) -> bool:
-    """Whether :func:`spmm_linear` serves, and is faster than a sum and a product."""
-    return (
-        x.dtype == torch.float32
-        and x.dim() == 2
-        and x.size(1) % 16 == columns % 16 == 0
-        and 0 < x.size(1) <= _WIDEST
-        and 0 < columns <= _WIDEST
-        and g.ptr.dtype == torch.int32
-        # A long row is not cut into slices: it must not keep the other threads waiting.
-        and g.max_degree * threads() * 16 <= max(g.entries, 1 << 16)
-        and isa() != "baseline"  # where torch multiplies faster
-    )
-
-
-def spmm_linear(
-    g: Grouping,
-    x: Tensor,
-    w: Tensor | None,
-    scales: tuple[Tensor | None, Tensor | None, Tensor | None],
-    map: Tensor,
-    root: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    with_out: bool = True,
-    y: Tensor | None = None,
-    with_map: bool = False,
-    with_root: bool = False,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """``spmm_sum(...) @ map + x @ root + bias``, and gradients of the two matrices.
-
-    Args:
-        g: Entries grouped by output row; see :func:`serves_linear`.
-        x: ``[cols, F]``.
-        w: ``[E]`` or ``None``: see :func:`spmm_sum`, as are the scales.
-        scales: Of sources, destinations and the row itself.
-        map: ``[F, C]``.
-        root: ``[F, C]`` where rows are columns, or ``None``.
-        bias: ``[C]`` or ``None``.
-        with_out: Whether the first result is wanted.
-        y: ``[rows, C]``, where a gradient is wanted.
-        with_map: Whether ``spmm_sum(...)^T y`` is.
-        with_root: Whether ``x^T y`` is.
-
-    Returns:
-        ``[rows, C]``, ``[F, C]``, ``[F, C]``, or ``None`` each.
-    """
-    x, stride = dense_rows(x)
-    y, y_stride = (None, 0) if y is None else dense_rows(y)
-    src_scale, dst_scale, self_scale = scales
-    map = map.contiguous()
-    root = None if root is None else root.contiguous()
-    bias = None if bias is None else bias.contiguous()
-    w = None if w is None else w.contiguous()
-    out = memory.empty((g.rows, map.size(1)), x.dtype) if with_out else None
-    g_map = torch.empty_like(map) if with_map else None
-    g_root = torch.empty_like(map) if with_root else None
-    _native.spmm_linear(
-        *g.addresses,
-        x.data_ptr(),
-        stride,
-        x.size(1),
-        _address(w),
-        _address(src_scale),
-        _address(dst_scale),
-        _address(self_scale),
-        0 if self_scale is None or self_scale.numel() == 1 else 1,
-        map.size(1),
-        map.data_ptr(),
-        _address(root),
-        _address(bias),
-        _address(out),
-        _address(y),
-        y_stride,
-        _address(g_map),
-        _address(g_root),
-    )
-    return out, g_map, g_root
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor | None:
@@ -316,9 +237,9 @@ def spmm_extreme(
         x.data_ptr(),
         stride,
         out.data_ptr(),
-        _address(ties),
+        address(ties),
         x.size(1),
-        _address(w),
+        address(w),
         is_max,
     )
     return out, ties
@@ -348,7 +269,7 @@ def spmm_select(
         v.data_ptr(),
         out.data_ptr(),
         x.size(1),
-        _address(w),
+        address(w),
         is_max,
         transposed,
     )
@@ -419,18 +340,18 @@ def _message_sum(
         KINDS[kind],
         x.data_ptr(),
         stride,
-        _address(edge),
-        _address(map_),
+        address(edge),
+        address(map_),
         0 if edge is None else edge.size(1),
         0 if map_ is None else map_.size(0),
-        _address(weight),
-        _address(x_dst),
+        address(weight),
+        address(x_dst),
         own,
         x.size(1),
         out.data_ptr(),
-        _address(grad),
-        _address(of_edge),
-        _address(of_map),
+        address(grad),
+        address(of_edge),
+        address(of_map),
     )
     return out
 
@@ -451,7 +372,7 @@ def _softmax(g: Grouping, z: Tensor, grad: Tensor | None, epsilon: float) -> Ten
         *g.addresses,
         _DTYPES[z.dtype],
         z.data_ptr(),
-        _address(grad),
+        address(grad),
         out.data_ptr(),
         z.size(1),
         epsilon,

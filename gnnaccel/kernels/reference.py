@@ -122,11 +122,14 @@ def spmm_sum(
     src_scale: Tensor | None = None,
     dst_scale: Tensor | None = None,
     self_scale: Tensor | None = None,
-    into: Tensor | None = None,
+    base: Tensor | None = None,
+    base_scale: float = 1.0,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Sums scaled neighbour rows.
 
-    ``out[i] = self_scale[i] x[i] + dst_scale[i] sum_e w[e] src_scale[col e] x[col e]``
+    ``out[i] = self_scale[i] x[i] + dst_scale[i] sum_e w[e] src_scale[col e] x[col e]
+    + base_scale base[i]``
 
     Args:
         g: Entries grouped by output row.
@@ -135,7 +138,9 @@ def spmm_sum(
         src_scale: ``[cols]``, of the accumulator dtype, as are the following.
         dst_scale: ``[rows]``.
         self_scale: ``[rows]`` (rows are columns then), or ``[1]`` for all rows.
-        into: Like the result, contiguous: added to in place, and returned.
+        base: Like the result; added to it.
+        base_scale: Multiplies ``base``.
+        out: Like the result, contiguous: where it goes, which may be ``base``.
 
     Returns:
         ``[rows, F]`` or ``[rows, H, F]`` of the dtype of ``x``.
@@ -145,12 +150,14 @@ def spmm_sum(
     messages = _take(messages, g.col)
     if w is not None:
         messages = messages * _column(_take(w, g.perm).to(wide.dtype), messages)
-    out = wide.new_zeros((g.rows, *x.shape[1:])).index_add_(0, g.row, messages)
+    total = wide.new_zeros((g.rows, *x.shape[1:])).index_add_(0, g.row, messages)
     if dst_scale is not None:
-        out = out * _column(dst_scale, out)
+        total = total * _column(dst_scale, total)
     if self_scale is not None:
-        out = out + _column(self_scale, wide) * wide
-    return out.to(x.dtype) if into is None else into.add_(out)
+        total = total + _column(self_scale, wide) * wide
+    if base is not None:
+        total = total.add(base.to(wide.dtype), alpha=base_scale)
+    return total.to(x.dtype) if out is None else out.copy_(total)
 
 
 def _messages(g: Grouping, x: Tensor, w: Tensor | None) -> Tensor:

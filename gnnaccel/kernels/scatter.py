@@ -76,7 +76,9 @@ def spmm_sum(
     src_scale: Tensor | None = None,
     dst_scale: Tensor | None = None,
     self_scale: Tensor | None = None,
-    into: Tensor | None = None,
+    base: Tensor | None = None,
+    base_scale: float = 1.0,
+    out: Tensor | None = None,
 ) -> Tensor:
     """See :func:`gnnaccel.kernels.reference.spmm_sum`."""
     # Half types would be summed in half, weights per head have no kernel, and
@@ -87,7 +89,9 @@ def spmm_sum(
         or g.entries == 0
         or x.numel() == 0
     ):
-        return reference.spmm_sum(g, x, w, src_scale, dst_scale, self_scale, into)
+        return reference.spmm_sum(
+            g, x, w, src_scale, dst_scale, self_scale, base, base_scale, out
+        )
     import torch_sparse
 
     scaled = x if src_scale is None else x * src_scale.unsqueeze(-1)
@@ -101,9 +105,11 @@ def spmm_sum(
         is_sorted=True,
         trust_data=True,
     )
-    out: Tensor = torch_sparse.matmul(matrix, scaled.contiguous(), "sum")
+    total: Tensor = torch_sparse.matmul(matrix, scaled.contiguous(), "sum")
     if dst_scale is not None:
-        out = out * dst_scale.unsqueeze(-1)
+        total = total * dst_scale.unsqueeze(-1)
     if self_scale is not None:
-        out = out + self_scale.unsqueeze(-1) * x
-    return out if into is None else into.add_(out)
+        total = total + self_scale.unsqueeze(-1) * x
+    if base is not None:
+        total = total.add(base, alpha=base_scale)
+    return total if out is None else out.copy_(total)

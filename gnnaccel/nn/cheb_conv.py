@@ -10,10 +10,12 @@ from torch import Tensor
 
 from gnnaccel.cache import Memory, remember
 from gnnaccel.nn import dense
+from gnnaccel.nn.filters import expansion, expansion_order
 from gnnaccel.nn.fused import Fused, graph_for, may_reorder, plain_linear
 from gnnaccel.nn.neighbours import add_to
 from gnnaccel.nn.normalisation import rememberable
-from gnnaccel.ops.adj import Adj
+from gnnaccel.nn.polynomial import Matrix
+from gnnaccel.ops.adj import Adj, wants_grad
 from gnnaccel.ops.product import spmm_sum
 
 
@@ -87,6 +89,13 @@ class ChebConv(Fused, torch_geometric.nn.ChebConv):
         return stock
 
     def _fused(self, adj: Adj, x: Tensor, norm: Tensor) -> Tensor:
+        order = None
+        if not (wants_grad(norm) or (adj.reuse and not x.requires_grad)):
+            order = expansion_order(self.lins, x)
+        if order is not None:
+            return expansion(
+                Matrix(adj, norm), x, self.lins, self.bias, order, chebyshev=True
+            )
         # T_0 = x, T_1 = L x, T_k = 2 L T_(k-1) - T_(k-2).
         terms = [x]
         first, *linears = self.lins

@@ -78,7 +78,6 @@ class Fused(LayerStandIn):
     def why_not_fused(self) -> str | None:
         """Why ``forward`` goes to PyG's whatever its input; ``None``: it does not."""
         state = self.__dict__
-        cls: Any = type(self)
         if torch.compiler.is_exporting():
             return "the model is being exported: our operators need not exist there"
         if state["_explain"]:
@@ -86,10 +85,7 @@ class Fused(LayerStandIn):
         skipped = self._overrides
         if skipped is None:
             skipped = next((name for name in _SKIPPED if name in state), None)
-            # Explain mode and `decomposed_layers` leave PyG's own on the instance.
-            if skipped == "propagate" and getattr(
-                state["propagate"], "__func__", None
-            ) in (cls._orig_propagate, cls._jinja_propagate):
+            if skipped == "propagate" and not has_own_propagate(self):
                 skipped = None
         if skipped is not None:
             return f"its method '{skipped}' is overridden"
@@ -120,6 +116,20 @@ class Fused(LayerStandIn):
     def _reduce(self) -> str:
         """How it reduces; empty for what has no kernel: `torch.jit` asks any layer."""
         return REDUCE_OF.get(type(self.aggr_module), "")
+
+
+def has_own_propagate(layer: Any) -> bool:
+    """Whether somebody replaced ``propagate`` on the instance.
+
+    Args:
+        layer: Any message passing layer.
+    """
+    # Explain mode and `decomposed_layers` leave PyG's own there.
+    own = vars(layer).get("propagate")
+    return own is not None and getattr(own, "__func__", None) not in (
+        layer._orig_propagate.__func__,
+        layer._jinja_propagate.__func__,
+    )
 
 
 def hooked_method(layer: Any) -> str | None:

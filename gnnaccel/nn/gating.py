@@ -19,7 +19,14 @@ from gnnaccel import kernels
 from gnnaccel.kernels.gate import Gates
 from gnnaccel.nn import dense
 from gnnaccel.nn.film_relations import summed_relations
-from gnnaccel.nn.fused import REDUCE_OF, is_served, may_reorder, plain_linear, watched
+from gnnaccel.nn.fused import (
+    REDUCE_OF,
+    has_own_propagate,
+    is_served,
+    may_reorder,
+    plain_linear,
+    watched,
+)
 from gnnaccel.nn.joined import joined_sum, shallow
 from gnnaccel.nn.lifting import made_from
 from gnnaccel.nn.neighbours import aggregate
@@ -178,13 +185,14 @@ class Modulated(Gated):
     lin_skip: Any
     num_relations: int
     out_channels: int
+    _stock_forward: Any
 
     def forward(self, x: Any, edge_index: Any, edge_type: Any = None) -> Tensor:
         """See :class:`torch_geometric.nn.FiLMConv`."""
         x_src, x_dst = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, x)
         summed = self._relations(x_src, x_dst, edge_index, edge_type)
         if summed is None:
-            stock: Tensor = super().forward(x, edge_index, edge_type)  # type: ignore[misc]
+            stock: Tensor = self._stock_forward(x, edge_index, edge_type)
             return stock
         beta, gamma = self.film_skip(x_dst).split(self.out_channels, dim=-1)
         out: Tensor = self.act(gamma * self.lin_skip(x_dst) + beta) + summed
@@ -198,7 +206,7 @@ class Modulated(Gated):
         if (
             self.num_relations <= 1
             or stock_of(cls).forward is not pyg.FiLMConv.forward
-            or "propagate" in vars(self)
+            or has_own_propagate(self)
             or not self._pays(edge_index, {"x": x_src})
             or self._found(gate_of) is None
             or self._looked_into(edge_index)

@@ -12,6 +12,7 @@ from typing import Any
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch_geometric.nn import Aggregation, MessagePassing
 
+from gnnaccel.nn.filters import filter_of
 from gnnaccel.nn.gating import gate_of
 from gnnaccel.nn.lifting import Lifting, Reaching, make
 from gnnaccel.nn.messages import joined_of, weight_of
@@ -39,7 +40,7 @@ def generic(cls: Any) -> type | None:
         if known is not None:
             return make(known, cls)
         if weight_of(cls) is not None:
-            return make(Multiplying, cls)
+            return make(filter_of(cls) or Multiplying, cls)
         if joined_of(cls) is not None:
             return make(Joining, cls)
         return make(Lifting if network_of(cls) is None else Splitting, cls)

@@ -24,7 +24,8 @@ from gnnaccel.nn.stand_in import LayerStandIn, StandIn
 from gnnaccel.nn.worth import served
 from gnnaccel.ops.gather import gather
 
-#: Attribute of the classes that :func:`make` made.
+#: Attributes of the classes that :func:`make` made.
+STOCK_FORWARD = "_stock_forward"
 _MADE_FROM = "_gnnaccel_made_from"
 
 
@@ -100,7 +101,10 @@ def make(mixin: Any, cls: Any) -> type:
         _MADE_FROM: cls,
     }
     if issubclass(cls, MessagePassing):
-        names |= replacing(cls)
+        copied = replacing(cls)
+        if hasattr(mixin, "forward"):  # which may come back to this one
+            names[STOCK_FORWARD] = copied.pop("forward", cls.forward)
+        names |= copied
     made = type(cls.__name__, (mixin, cls), names)
     made.__qualname__ = cls.__qualname__
     return made

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from gnnaccel import kernels
-from gnnaccel.kernels import native, transforming
+from gnnaccel.kernels import linear, native, transforming
 from gnnaccel.nn import dense
 from gnnaccel.nn.fused import may_reorder
 from gnnaccel.ops.adj import Adj, wants_grad
 from gnnaccel.ops.function import Function
-from gnnaccel.ops.product import Scales, add_spmm_sum, arranged, spmm_sum
+from gnnaccel.ops.product import Scales, arranged, run_spmm_sum, spmm_sum
 
 
 def serves(
@@ -84,9 +84,9 @@ def _forward(
 ) -> Tensor:
     out: Tensor | None
     narrow = rel.size(1) <= rel.size(0)
-    if narrow and _fuses(adj, x, rel.size(0), False, skip_loops):
+    if narrow and fuses(adj, x, rel.size(0), False, skip_loops):
         grouping, weight = arranged(adj, weight, False, skip_loops)
-        out, _, _ = native.spmm_linear(
+        out = linear.spmm_linear(
             grouping,
             x,
             weight,
@@ -94,21 +94,32 @@ def _forward(
             rel.t(),
             None if root is None else root.t(),
             bias,
-        )
+        ).out
         assert out is not None
         return out
     mapped = dense.product(x, rel.t())
     if root is not None:
         out = dense.product(x, root.t(), bias)
-        return add_spmm_sum(out, adj, mapped, weight, scales, skip_loops)
+        return run_spmm_sum(
+            adj, mapped, weight, scales, skip_loops=skip_loops, base=out, out=out
+        )
     out = spmm_sum(adj, mapped, weight, scales, skip_loops=skip_loops)
     return out if bias is None else out.add_(bias)
 
 
-def _fuses(
-    adj: Adj, x: Tensor, columns: int, transposed: bool, skip_loops: bool
+def fuses(
+    adj: Adj, x: Tensor, columns: int, transposed: bool, skip_loops: bool = False
 ) -> bool:
-    return kernels.pick_for(x) is native and native.serves_linear(
+    """Whether a kernel multiplies sums of ``x`` while these are cached, and faster.
+
+    Args:
+        adj: The graph, held.
+        x: ``[N, F]``.
+        columns: Of the product.
+        transposed: See :func:`gnnaccel.ops.product.spmm_sum`.
+        skip_loops: See there.
+    """
+    return kernels.pick_for(x) is native and linear.serves(
         adj.grouping(transposed, skip_loops), x, columns
     )
 
@@ -133,9 +144,9 @@ class _MappedSum(Function):
         # Derivatives of derivatives are asked for, or a batch of gradients.
         second = torch.is_grad_enabled() or transforming(grad)
         of_x = of_rel = of_root = None
-        if not second and _fuses(adj, grad, x.size(1), True, skip_loops):
+        if not second and fuses(adj, grad, x.size(1), True, skip_loops):
             grouping, weight = arranged(adj, weight, True, skip_loops)
-            of_x, of_rel, of_root = native.spmm_linear(
+            of_x, _, of_rel, of_root = linear.spmm_linear(
                 grouping,
                 grad,
                 weight,

@@ -64,46 +64,39 @@ def spmm_sum(
     if wants_grad(x, weight):
         out = _Sum.apply(x, weight, adj, scales, transposed, skip_loops)
         return out
-    return _run_sum(adj, x, weight, scales, transposed, skip_loops)
+    return run_spmm_sum(adj, x, weight, scales, transposed, skip_loops)
 
 
-def add_spmm_sum(
-    out: Tensor,
+def run_spmm_sum(
     adj: Adj,
     x: Tensor,
     weight: Tensor | None,
     scales: Scales = Scales(),  # noqa: B008 - immutable
+    transposed: bool = False,
     skip_loops: bool = False,
+    base: Tensor | None = None,
+    base_scale: float = 1.0,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """``out += spmm_sum(adj, x, weight, scales)``, without autograd.
+    """``base_scale base + spmm_sum(adj, x, weight, scales)``, without autograd.
 
     Args:
-        out: Contiguous, of the sum's shape and dtype.
-        adj: A graph, held.
+        adj: The graph.
         x: See :func:`spmm_sum`, as are the others.
         weight: See there.
         scales: See there.
+        transposed: See there.
         skip_loops: See there.
-
-    Returns:
-        ``out``.
+        base: Contiguous, of the sum's shape and dtype; or ``None``.
+        base_scale: Multiplies it.
+        out: Where the result goes, which may be ``base``; ``None``: into fresh memory.
     """
-    return _run_sum(adj, x, weight, scales, False, skip_loops, out)
-
-
-def _run_sum(
-    adj: Adj,
-    x: Tensor,
-    weight: Tensor | None,
-    scales: Scales,
-    transposed: bool,
-    skip_loops: bool,
-    into: Tensor | None = None,
-) -> Tensor:
     backend = kernels.pick_for(x)
     grouping, weight = arranged(adj, weight, transposed, skip_loops)
-    out: Tensor = backend.spmm_sum(grouping, x, weight, *scales, into)
-    return out
+    total: Tensor = backend.spmm_sum(
+        grouping, x, weight, *scales, base, base_scale, out
+    )
+    return total
 
 
 def arranged(
@@ -178,7 +171,7 @@ class _Sum(Function):
         transposed: bool,
         skip_loops: bool,
     ) -> Tensor:
-        return _run_sum(adj, x, weight, scales, transposed, skip_loops)
+        return run_spmm_sum(adj, x, weight, scales, transposed, skip_loops)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -222,7 +215,7 @@ def _spmm_sum(
     skip_loops: bool,
 ) -> Tensor:
     adj = found(edge_index, num_src, num_dst)
-    return _run_sum(
+    return run_spmm_sum(
         adj, x, weight, Scales(src_scale, dst_scale, own_scale), transposed, skip_loops
     )
 
