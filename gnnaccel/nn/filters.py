@@ -9,63 +9,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch_geometric.nn as pyg
 from torch import Tensor
 
 from gnnaccel.nn import dense
-from gnnaccel.nn.constants import reuses
-from gnnaccel.nn.fused import (
-    REDUCE_OF,
-    aggregation_columns,
-    has_own_propagate,
-    is_served,
-    may_reorder,
-    plain_linear,
-)
-from gnnaccel.nn.lifting import made_from
-from gnnaccel.nn.messages import weight_of
+from gnnaccel.nn.fused import aggregation_columns, plain_linear
 from gnnaccel.nn.normalisation import gcn_norm
 from gnnaccel.nn.polynomial import Matrix, Step, expanded, filtered, summed
-from gnnaccel.nn.summing import Multiplying, found_graph
+from gnnaccel.nn.summing import found_graph
+from gnnaccel.nn.whole import Whole
 from gnnaccel.ops.adj import wants_grad
 
 
-class Filter(Multiplying):
-    """Mixed in where PyG's own ``forward`` is known."""
+class Filter(Whole):
+    """Mixed in where that is a polynomial."""
 
     done_by = "spmm: a polynomial of the graph's matrix in one step"
-    _stock_forward: Any
-    flow: str
     cached: bool
-
-    def forward(self, x: Any, edge_index: Any, edge_weight: Any = None) -> Tensor:
-        """See PyG's layer."""
-        out = None
-        if self._serves(x, edge_index, edge_weight):
-            out = self._whole(x, edge_index, edge_weight)
-        if out is None:
-            out = self._stock_forward(x, edge_index, edge_weight)
-        return out
-
-    def _serves(self, x: Any, edge_index: Any, edge_weight: Any) -> bool:
-        """Whether sums of this input are plain products, to be put in any order."""
-        if not self._pays(edge_index, {"x": x}):
-            return False
-        kind = type(self.aggr_module)
-        return (
-            self._found(weight_of) is not None
-            and not has_own_propagate(self)
-            and not self._looked_into(edge_index)
-            and REDUCE_OF.get(made_from(kind) or kind) == "sum"
-            and is_served(x)
-            and may_reorder(x)
-            and not (reuses(self) and not x.requires_grad)
-            and not (isinstance(edge_weight, Tensor) and wants_grad(edge_weight))
-        )
-
-    def _whole(self, x: Tensor, edge_index: Tensor, edge_weight: Any) -> Tensor | None:
-        """What the layer returns; ``None`` where its own path is needed."""
-        raise NotImplementedError
 
     def _matrix(self, x: Tensor, edge_index: Any, edge_weight: Any) -> Matrix | None:
         adj = found_graph(self, x, edge_index, None, edge_weight)
@@ -224,23 +183,3 @@ def _order(linears: list[Any], x: Tensor) -> str | None:
     # given is better kept than made again, for its gradient, out of the result's.
     constant = not wants_grad(x) and any(wants_grad(each.weight) for each in linears)
     return None if constant else "filter first"
-
-
-_FILTERS: dict[Any, type[Filter]] = {
-    pyg.APPNP.forward: Personalised,
-    pyg.SGConv.forward: Simple,
-    pyg.SSGConv.forward: SimpleSpectral,
-    pyg.TAGConv.forward: Adaptive,
-}
-
-
-def filter_of(cls: Any) -> type[Filter] | None:
-    """What is to be mixed into a class whose messages are rows times a weight.
-
-    Args:
-        cls: Any message passing class.
-
-    Returns:
-        ``None`` unless its ``forward`` is one of those of PyG that are known.
-    """
-    return _FILTERS.get(cls.forward)

@@ -16,6 +16,7 @@ from gnnaccel import kernels
 from gnnaccel.cache import remember
 from gnnaccel.errors import EdgeIndexError
 from gnnaccel.graph import grouping_of
+from gnnaccel.nn import dense
 from gnnaccel.ops.gather import Groups, are_runs, groups_of_runs, reduce_groups
 from gnnaccel.ops.softmax import softmax_groups
 
@@ -117,6 +118,18 @@ def to_dense_batch(
         return None
     out = out.index_copy_(0, slot, x)
     return out.view(grouping.rows, width, *x.shape[1:]), mask.clone()
+
+
+def linear(module: Any, x: Any) -> Tensor | None:
+    """See :meth:`torch_geometric.nn.Linear.forward`: the result is pooled memory."""
+    weight, bias = module.weight, module.bias
+    if not (
+        type(x) in (Tensor, torch.nn.Parameter)
+        and type(weight) is torch.nn.Parameter
+        and dense.pays(x, weight, bias)
+    ):
+        return None
+    return dense.linear(x, weight, bias)
 
 
 def _rows(src: Any, worth: int, dim: Any) -> bool:

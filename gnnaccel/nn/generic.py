@@ -9,16 +9,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch_geometric.nn as pyg
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch_geometric.nn import Aggregation, MessagePassing
 
-from gnnaccel.nn.filters import filter_of
+from gnnaccel.nn import filters
+from gnnaccel.nn.gated_graph import GatedGraph
 from gnnaccel.nn.gating import gate_of
 from gnnaccel.nn.lifting import Lifting, Reaching, make
 from gnnaccel.nn.messages import joined_of, weight_of
 from gnnaccel.nn.networks import network_of
 from gnnaccel.nn.stand_in import StandIn
 from gnnaccel.nn.summing import Joining, Multiplying, Splitting
+
+#: What is mixed into layers of weighted rows whose ``forward`` is one of these.
+_WHOLE: dict[Any, type[Multiplying]] = {
+    pyg.APPNP.forward: filters.Personalised,
+    pyg.GatedGraphConv.forward: GatedGraph,
+    pyg.SGConv.forward: filters.Simple,
+    pyg.SSGConv.forward: filters.SimpleSpectral,
+    pyg.TAGConv.forward: filters.Adaptive,
+}
 
 
 def generic(cls: Any) -> type | None:
@@ -40,7 +51,8 @@ def generic(cls: Any) -> type | None:
         if known is not None:
             return make(known, cls)
         if weight_of(cls) is not None:
-            return make(filter_of(cls) or Multiplying, cls)
+            mixin: Any = _WHOLE.get(cls.forward, Multiplying)
+            return make(mixin, cls)
         if joined_of(cls) is not None:
             return make(Joining, cls)
         return make(Lifting if network_of(cls) is None else Splitting, cls)

@@ -9,7 +9,9 @@ import torch_geometric.nn
 from torch import Tensor
 
 from gnnaccel import ops
+from gnnaccel.nn import dense
 from gnnaccel.nn.fused import Fused, graph_for, may_reorder, sizes
+from gnnaccel.nn.gaussian import gaussians
 from gnnaccel.ops.adj import Adj
 
 
@@ -60,11 +62,9 @@ class GMMConv(Fused, torch_geometric.nn.GMMConv):
         self, adj: Adj, x_src: Tensor, x_dst: Tensor | None, edge_attr: Tensor
     ) -> Tensor:
         kernels = self.kernel_size
-        mapped = torch.matmul(x_src, self.g).view(-1, kernels, self.out_channels)
-        # The Gaussians of PyG's message, step by step.
-        squares = -0.5 * (edge_attr.unsqueeze(1) - self.mu).pow(2)
-        gaussians = torch.exp((squares / (1e-15 + self.sigma.pow(2))).sum(dim=-1))
-        out = ops.spmm(adj.graph, mapped, gaussians, self._reduce).sum(dim=1)
+        mapped = dense.linear(x_src, self.g.t()).view(-1, kernels, self.out_channels)
+        weights = gaussians(edge_attr, self.mu, self.sigma)
+        out = ops.spmm(adj.graph, mapped, weights, self._reduce).sum(dim=1)
         if x_dst is not None and self.root is not None:
             out = out + self.root(x_dst)
         return out if self.bias is None else out + self.bias

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch_geometric.utils
+from torch_geometric.nn.dense.linear import Linear
 
 from gnnaccel.nn import functions
 
@@ -127,13 +128,20 @@ def _to_dense_batch(
     return _ask(x, batch, fill_value, max_num_nodes, batch_size)
 
 
-_FUNCTIONS = tuple(
-    _Reached(
-        inspect.unwrap(getattr(torch_geometric.utils, template.__name__[1:])),
-        template,
-        getattr(functions, template.__name__[1:]),
-    )
-    for template in (_scatter, _softmax, _segment, _degree, _to_dense_batch)
+def _linear(self: Any, x: Any) -> Any:
+    return _ask(self, x)
+
+
+_FUNCTIONS = (
+    *(
+        _Reached(
+            inspect.unwrap(getattr(torch_geometric.utils, template.__name__[1:])),
+            template,
+            getattr(functions, template.__name__[1:]),
+        )
+        for template in (_scatter, _softmax, _segment, _degree, _to_dense_batch)
+    ),
+    _Reached(Linear.forward, _linear, functions.linear),
 )
 _lock = threading.Lock()
 _replaced = False
