@@ -388,3 +388,35 @@ def test_what_is_read():
 def test_explain_names_the_path():
     (row,) = gnnaccel.explain(gnnaccel.optimize(Both())).rows
     assert "per node" in row.why
+
+
+@pytest.mark.parametrize("loops", [True, False])
+@pytest.mark.parametrize("aggr", ["max", "sum", "mean"])
+@pytest.mark.parametrize("network", [*NETWORKS, None])
+def test_point_nets(network, aggr, loops, monkeypatch):
+    calls = []
+    reduced = split.reduced
+    monkeypatch.setattr(
+        split, "reduced", lambda *args: calls.append(1) or reduced(*args)
+    )
+    local = None if network is None else network(F + D)
+    width = F + D if local is None else H
+    layer = pyg.PointNetConv(local, nn.Linear(width, 2), loops, aggr=aggr)
+    layer = layer.double().eval()
+    edge_index = torch.randint(9, (2, 30))
+    x, pos = torch.randn(9, F).double(), 100 + torch.rand(9, D).double()
+    optimised_alike(layer, x, pos.requires_grad_(), edge_index)
+    assert bool(calls) == (network not in (None, other_start))
+    calls.clear()
+    if network is None:
+        return
+    alone = copy.deepcopy(layer)
+    alone.local_nn = network(D).double().eval()
+    ours = gnnaccel.optimize(copy.deepcopy(alone))
+    assert_alike(alone, ours, None, pos, edge_index)
+    assert not calls
+    x_dst, pos_dst = torch.randn(5, F).double(), torch.rand(5, D).double()
+    edge_index = torch.stack([torch.randint(9, (30,)), torch.randint(5, (30,))])
+    ours = gnnaccel.optimize(copy.deepcopy(layer))
+    for pair in ((x, None), (x, x_dst)):
+        assert_alike(layer, ours, pair, (pos, pos_dst), edge_index)

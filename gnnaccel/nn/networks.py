@@ -11,7 +11,7 @@ import copy
 from typing import Any, NamedTuple
 
 import torch
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import MessagePassing, PointNetConv
 
 from gnnaccel.nn.reading import (
     globals_of,
@@ -58,6 +58,12 @@ class Network(NamedTuple):
         return {part.plus for part in self.parts if not is_end(part.plus)}
 
 
+#: Messages of PyG's that are such networks where their arguments are given.
+_KNOWN = {
+    PointNetConv.message: Network("local_nn", (Part("x_j"), Part("pos_j", "pos_i"))),
+}
+
+
 @of_methods
 def network_of(cls: Any) -> Network | None:
     """Reads the network in ``message`` of a message passing class.
@@ -71,6 +77,8 @@ def network_of(cls: Any) -> Network | None:
     """
     if not stock_propagate(cls):
         return None
+    if cls.message in _KNOWN:
+        return _KNOWN[cls.message]
     function = parsed(cls.message)
     if function is None:
         return None
