@@ -305,3 +305,118 @@ def test_linear_layers_under_autocast_and_transforms(maps):
     torch.func.grad(lambda x: layer(x, edge_index).sum())(x)
     assert not maps
     assert dense.pays(x, layer.lin.weight, layer.lin.bias)
+
+
+# A ReLU before a linear map, and networks
+
+
+def _relu_linear(x, weight, bias=None):
+    return dense.relu_linear_(x.clone(), weight, bias)
+
+
+def _stock_relu_linear(x, weight, bias=None):
+    return nn.functional.linear(x.relu(), weight, bias)
+
+
+def _map_arguments():
+    x = torch.randn(20, WIDTH, dtype=torch.float64)
+    x[3] = 0  # where a ReLU has no derivative
+    return [x, torch.randn(OUT, WIDTH).double(), torch.randn(OUT).double()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bias", [True, False])
+def test_relu_and_map(dtype, bias):
+    args = _map_arguments() if bias else [*_map_arguments()[:2], None]
+    args = tuple(None if t is None else t.requires_grad_() for t in args)
+    compare(_relu_linear, _stock_relu_linear, args, dtype, slack=3)
+
+
+@pytest.mark.parametrize("wanted", range(1, 8))
+def test_derivatives_of_relu_and_map(wanted):
+    args = _map_arguments()
+    args[0][3] = 1  # gradcheck wants derivatives
+    for k, leaf in enumerate(args):
+        leaf.requires_grad_(bool(wanted >> k & 1))
+    assert gradcheck(_relu_linear, args)
+    assert gradgradcheck(lambda *a: _relu_linear(*a).square(), args)
+    leaves = [leaf for leaf in args if leaf.requires_grad]
+    firsts = [
+        torch.autograd.grad(f(*args).sin().sum(), leaves, create_graph=True)
+        for f in (_relu_linear, _stock_relu_linear)
+    ]
+    torch.testing.assert_close(*firsts)
+
+
+def test_what_a_producer_kept_is_not_overwritten_unseen():
+    x, weight, bias = (t.requires_grad_() for t in _map_arguments())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        dense.relu_linear_(x.tanh(), weight, bias).sum().backward()
+
+
+NETWORKS = {
+    "relus": lambda n: nn.Sequential(
+        nn.Linear(n, 7), nn.ReLU(), nn.Linear(7, 8), nn.ReLU(), nn.Linear(8, OUT)
+    ),
+    "ends_in_relu": lambda n: nn.Sequential(nn.Linear(n, OUT), nn.ReLU()),
+    "norms": lambda n: nn.Sequential(
+        nn.Linear(n, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, OUT)
+    ),
+    "twice": lambda n: nn.Sequential(
+        nn.Linear(n, 7), nn.ReLU(), nn.ReLU(), nn.Tanh(), nn.Linear(7, OUT)
+    ),
+    "pygs": lambda n: pyg.MLP([n, 7, OUT]),
+    "pygs_plain": lambda n: pyg.MLP([n, 7, 7, OUT], norm=None, plain_last=False),
+}
+LAYERS = {
+    "edge": lambda make: pyg.EdgeConv(make(2 * WIDTH)),
+    "edge_sum": lambda make: pyg.EdgeConv(make(2 * WIDTH), aggr="add"),
+    "edge_min": lambda make: pyg.EdgeConv(make(2 * WIDTH), aggr="min"),
+    "gin": lambda make: pyg.GINConv(make(WIDTH), train_eps=True),
+    "gin_mean": lambda make: pyg.GINConv(make(WIDTH), aggr="mean"),
+    "nn": lambda make: pyg.NNConv(
+        WIDTH, OUT, nn.Sequential(make(3), nn.Linear(OUT, WIDTH * OUT))
+    ),
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_networks(name, network):
+    case = SQUARE["unsorted"]
+    x = torch.randn(case.num_src, WIDTH, dtype=torch.float64)
+    edge_index = case.edge_index.long()
+    more = (torch.rand(case.num_edges, 3, dtype=torch.float64),) * (name == "nn")
+    layer = LAYERS[name](NETWORKS[network]).double().eval()
+    optimised_alike(layer, x, edge_index, *more)
+    linears = [m for m in layer.modules() if isinstance(m, (nn.Linear, pyg.Linear))]
+    seen = []
+    for linear in linears:
+        linear.register_forward_hook(lambda m, args, out: seen.append(out))
+    optimised_alike(layer, x, edge_index, *more)
+    assert len(seen) == 2 * len(linears)  # PyG's layer and ours, on a copy's hooks
+
+
+def test_features_of_edges_are_left_as_they_are():
+    case = SQUARE["unsorted"]
+    x = torch.randn(case.num_src, WIDTH)
+    edge = torch.randn(case.num_edges, 3)
+    before = edge.clone()
+    network = nn.Sequential(nn.ReLU(), nn.Linear(3, WIDTH * OUT))
+    for steps in (network, NETWORKS["relus"](3)[:3]):
+        layer = pyg.NNConv(WIDTH, OUT, steps) if steps is network else None
+        if layer is not None:
+            gnnaccel.optimize(layer)(x, case.edge_index.long(), edge)
+        dense.through(list(steps), edge, owned=False)
+        assert edge.equal(before)
+
+
+def test_messages_pass_a_relu_without_a_copy():
+    """Neither the ReLU nor its gradient takes memory of its own."""
+    x, weight, _ = (t.float() for t in _map_arguments())
+    x.requires_grad_()
+    before = x.clone()
+    out = dense.relu_linear_(before, weight)
+    assert before.equal(x.relu())
+    kept = out.grad_fn.saved_tensors
+    assert kept[0].data_ptr() == before.data_ptr()

@@ -193,6 +193,9 @@ def test_only_the_gradients_that_are_needed(wanted, width):
     ):
         for leaf in args:
             leaf.grad = None
+        for create in (False, True):
+            leaves = [leaf for leaf in args if leaf.requires_grad]
+            torch.autograd.grad(run().sum(), leaves, create_graph=create)
         run().sum().backward()
         assert [leaf.grad is not None for leaf in args] == [
             leaf.requires_grad for leaf in args

@@ -67,7 +67,11 @@ def pygs_random(width):
     return pyg.MLP([width, 5, H], dropout=[0.5, 0.2], norm=None)
 
 
-NETWORKS = (linear, one_hidden, two_hidden, pygs, pygs_one, pygs_norms)
+def activated(width):
+    return nn.Sequential(nn.Linear(width, H), nn.ReLU())
+
+
+NETWORKS = (linear, activated, one_hidden, two_hidden, pygs, pygs_one, pygs_norms)
 
 
 class Layer(pyg.MessagePassing):
@@ -167,7 +171,7 @@ def inputs(bipartite=False, edges=30):
 
 @pytest.mark.parametrize("cls", READ)
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("aggr", ["sum", "mean", "max", ["mean", "std"]])
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max", "min", ["mean", "std"]])
 @pytest.mark.parametrize("bipartite", [False, True], ids=["square", "bipartite"])
 def test_every_layer_is_pygs(cls, network, aggr, bipartite, monkeypatch):
     taken = []

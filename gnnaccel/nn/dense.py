@@ -18,11 +18,13 @@ from torch_geometric.nn.models import MLP
 from gnnaccel.kernels import memory, transforming
 from gnnaccel.nn.fused import plain_linear, watched
 from gnnaccel.ops.adj import tracing, wants_grad
-from gnnaccel.ops.function import Function
+from gnnaccel.ops.function import Function, differentiable_gradients
 
 #: Parts of a long sum, and the rows of one from which parts pay.
 _PARTS = 8
 _LONG = 1024
+
+_relu_gradient = torch.ops.aten.threshold_backward.grad_input
 
 
 def apply(module: Any, x: Tensor) -> Tensor:
@@ -65,6 +67,52 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         out: Tensor = _Linears.apply(x, weight, bias)[0]
         return out
     return product(x, weight.t(), bias)
+
+
+def through(modules: Sequence[Any], x: Tensor, owned: bool = True) -> Tensor:
+    """Passes features through modules, one after the other.
+
+    Args:
+        modules: Of a network.
+        x: ``[N, F]``.
+        owned: Whether nobody else holds ``x``, nor needs what is in it.
+    """
+    left = list(modules)
+    while left:
+        module = left.pop(0)
+        if owned and is_relu(module) and left and plain_linear(left[0]):
+            linear = left.pop(0)
+            x = relu_linear_(x, linear.weight, linear.bias)
+        elif owned and is_relu(module):
+            x, owned = x.relu_(), False  # its gradient needs its result
+        else:
+            x = apply(module, x)
+            owned = plain_linear(module)
+    return x
+
+
+def is_relu(module: Any) -> bool:
+    """Whether a module is a ReLU, and nobody looks on."""
+    return type(module) is torch.nn.ReLU and not watched(module)
+
+
+def relu_linear_(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``relu(x) W^T + b``, with the ReLU in place and its gradient, too.
+
+    Args:
+        x: ``[N, F_in]``, which nobody else holds.
+        weight: ``[F_out, F_in]``.
+        bias: ``[F_out]`` or ``None``.
+
+    Returns:
+        ``[N, F_out]``.
+    """
+    if not pays(x, weight, bias):
+        return F.linear(x.relu_(), weight, bias)
+    if wants_grad(x, weight, bias):
+        out: Tensor = _ReluLinear.apply(x, weight, bias)
+        return out
+    return product(x.relu_(), weight.t(), bias)
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
@@ -205,6 +253,39 @@ class _Sum(Function):
         if ctx.needs_input_grad[1]:
             of_y = grad.sum(0) if ctx.of_row else grad
         return grad, of_y
+
+
+class _ReluLinear(Function):
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return product(x.relu_(), weight.t(), bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, _ = inputs
+        # What made it needs it no more, and where a ReLU let nothing through, its
+        # result says so.
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        need_x, need_weight, need_bias = ctx.needs_input_grad
+        of_bias = grad.sum(0) if need_bias else None
+        # Derivatives of derivatives are asked for, or a batch of gradients.
+        if torch.is_grad_enabled() or transforming(grad):
+            found = differentiable_gradients(
+                lambda x, weight: x.relu() @ weight.t(),
+                (x, weight),
+                grad,
+                (need_x, need_weight),
+            )
+            return *found, of_bias
+        of_x = None
+        if need_x:
+            of_x = product(grad, weight)
+            _relu_gradient(of_x, x, 0, grad_input=of_x)
+        return of_x, outer(grad, x) if need_weight else None, of_bias
 
 
 class _Linears(Function):

@@ -59,9 +59,7 @@ class GINConv(Fused, torch_geometric.nn.GINConv):
                     and self._transforms_first(first, x_src)
                 ):
                     out = self._combine_mapped(bare, x_src, first, weight)
-                    for module in rest:
-                        out = module(out)
-                    return out
+                    return dense.through(rest, out)
                 return dense.apply(self.nn, self._combine(bare, x_src, x_dst, weight))
         # PyG reads the next line, by this class's name, to write its `propagate`.
         # propagate_type: (x: OptPairTensor)

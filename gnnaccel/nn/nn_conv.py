@@ -86,8 +86,7 @@ class NNConv(Fused, torch_geometric.nn.NNConv):
         steps = self._steps()
         assert steps is not None
         last = steps[-1]
-        for step in steps[:-1]:
-            edge_attr = step(edge_attr)
+        edge_attr = dense.through(steps[:-1], edge_attr, owned=False)
         depth = edge_attr.size(1)
         fan_in, fan_out = self.in_channels_l, self.out_channels
         rows = x.unsqueeze(1).expand(-1, depth, -1)

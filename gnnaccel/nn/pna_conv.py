@@ -94,9 +94,7 @@ class PNAConv(Fused, torch_geometric.nn.PNAConv):
                     before, _one(after, self.lin), own, adj, reductions, scale
                 )
             out = _tower(before, after, own, adj, reductions, scale)
-            for module in rest:
-                out = module(out)
-            outs.append(out)
+            outs.append(dense.through(rest, out))
         return dense.apply(self.lin, torch.cat(outs, dim=1))
 
     def _parts(self) -> list[Any] | None:

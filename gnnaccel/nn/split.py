@@ -17,7 +17,7 @@ from torch import Tensor
 from gnnaccel.graph import grouping_of
 from gnnaccel.kernels.message import Parts
 from gnnaccel.nn import dense
-from gnnaccel.nn.fused import may_reorder, plain_linear, watched
+from gnnaccel.nn.fused import may_reorder, plain_linear
 from gnnaccel.nn.networks import Part, is_end
 from gnnaccel.nn.pairwise import reduce_sum_of_ends
 from gnnaccel.ops.adj import Adj, wants_grad
@@ -145,7 +145,7 @@ def reduced(
     found = found._replace(rest=rest)
     out = None if reduce is None else _unwritten(found, reduce, graph)
     if out is None:
-        messages = through(rest, _written(found, index))
+        messages = dense.through(rest, _written(found, index))
         if last is not None and not _takes(last, messages, index["_i"]):
             messages, last = last(messages), None
         out = aggregate(messages)
@@ -169,13 +169,20 @@ def _unwritten(
 ) -> Tensor | None:
     """The reduced messages, if that can be done without writing them down."""
     nodes = found.nodes
-    linear = not (found.rest or found.edges) and len(nodes) == 2
-    adds_up = reduce in ("sum", "mean") and "_j" in nodes and _only_relu(found.rest)
-    adj = graph() if linear or adds_up else None
+    relu = len(found.rest) == 1 and dense.is_relu(found.rest[0])
+    adds_up = reduce in ("sum", "mean")
+    # The largest of what passes a ReLU is what of the largest does.
+    linear = (
+        not found.edges
+        and len(nodes) == 2
+        and (not found.rest or (relu and not adds_up))
+    )
+    adj = graph() if linear or (adds_up and relu and "_j" in nodes) else None
     if adj is None:
         return None
     if linear:
-        return reduce_sum_of_ends(adj, nodes["_j"], nodes["_i"], reduce)
+        out = reduce_sum_of_ends(adj, nodes["_j"], nodes["_i"], reduce)
+        return out.relu() if relu else out
     edge = map_ = None
     if found.edges:
         features, blocks = zip(*found.edges, strict=True)
@@ -188,25 +195,6 @@ def _unwritten(
     parts = Parts(nodes["_j"], edge, map_, None, nodes.get("_i"))
     total = sum_messages(adj, "add_relu", parts)
     return mean_of(adj, total) if reduce == "mean" else total
-
-
-def _only_relu(modules: list[Any]) -> bool:
-    """Whether these modules are a ReLU that nobody watches."""
-    return (
-        len(modules) == 1
-        and type(modules[0]) is torch.nn.ReLU
-        and not watched(modules[0])
-    )
-
-
-def through(modules: list[Any], messages: Tensor) -> Tensor:
-    """Passes messages that nobody else holds through modules."""
-    for number, module in enumerate(modules):
-        if number == 0 and type(module) is torch.nn.ReLU and not watched(module):
-            messages = messages.relu_()
-        else:
-            messages = module(messages)
-    return messages
 
 
 def _takes(linear: Any, messages: Tensor, index: Tensor) -> bool:

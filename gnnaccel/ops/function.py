@@ -45,6 +45,8 @@ def differentiable_gradients(
     Returns:
         One per input; ``None`` where it isn't wanted.
     """
+    if not any(wanted):
+        return [None] * len(inputs)
     create = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views: one tensor may be two inputs, each with a gradient of its own.
