@@ -324,6 +324,25 @@ def _map_arguments():
     return [x, torch.randn(OUT, WIDTH).double(), torch.randn(OUT).double()]
 
 
+def test_relus():
+    x = _map_arguments()[0].requires_grad_()
+
+    def ours(x):
+        return dense.relu_(x.clone())
+
+    compare(ours, torch.relu, (x,))
+    x = (x.detach() + 0.01).requires_grad_()
+    assert gradcheck(ours, x)
+    assert gradgradcheck(lambda x: ours(x).square(), x)
+    firsts = [
+        torch.autograd.grad(f(x).sin().sum(), x, create_graph=True)
+        for f in (ours, torch.relu)
+    ]
+    torch.testing.assert_close(*firsts)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        dense.relu_(x.tanh()).sum().backward()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bias", [True, False])
 def test_relu_and_map(dtype, bias):

@@ -84,7 +84,7 @@ def through(modules: Sequence[Any], x: Tensor, owned: bool = True) -> Tensor:
             linear = left.pop(0)
             x = relu_linear_(x, linear.weight, linear.bias)
         elif owned and is_relu(module):
-            x, owned = x.relu_(), False  # its gradient needs its result
+            x, owned = relu_(x), False  # its gradient needs its result
         else:
             x = apply(module, x)
             owned = plain_linear(module)
@@ -94,6 +94,14 @@ def through(modules: Sequence[Any], x: Tensor, owned: bool = True) -> Tensor:
 def is_relu(module: Any) -> bool:
     """Whether a module is a ReLU, and nobody looks on."""
     return type(module) is torch.nn.ReLU and not watched(module)
+
+
+def relu_(x: Tensor) -> Tensor:
+    """``x.relu_()``, its gradient out of the pool; ``x`` as :func:`relu_linear_`."""
+    if not wants_grad(x) or not pays(x, x.new_empty(1, x.size(-1)), None):
+        return x.relu_()
+    out: Tensor = _Relu.apply(x)
+    return out
 
 
 def relu_linear_(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -253,6 +261,26 @@ class _Sum(Function):
         if ctx.needs_input_grad[1]:
             of_y = grad.sum(0) if ctx.of_row else grad
         return grad, of_y
+
+
+class _Relu(Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.relu_()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_dirty(inputs[0])
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (out,) = ctx.saved_tensors
+        if torch.is_grad_enabled() or transforming(grad):
+            return grad * (out > 0)
+        of_x = memory.empty(grad.shape, grad.dtype)
+        _relu_gradient(grad, out, 0, grad_input=of_x)
+        return of_x
 
 
 class _ReluLinear(Function):
