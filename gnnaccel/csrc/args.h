@@ -172,6 +172,13 @@ struct MessageArgs {
   void* g_map;       // [map_rows, features], with a map
 };
 
+// The messages under sum_relu, each in the caller's order: out[perm[e]] is that of entry e,
+// or what it is before its ReLU. f32 and f64; neither w nor own.
+struct MessageRowsArgs {
+  MessageArgs message;  // its out is [entries, features]
+  bool relu;
+};
+
 // Sums of gated messages: see kernels/gate.py for what is computed, and for what out[]
 // holds. Only f32, f64 and int32 indices; what stands per edge is in the caller's order.
 // Backward, g groups by source, out[] are the gradients of src[], and under softmax dst[]

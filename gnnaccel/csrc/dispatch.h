@@ -18,6 +18,7 @@ struct Kernels {
   void (*attention_backward)(const AttentionArgs&, Dtype);
   void (*head_dots)(const HeadDotArgs&, Dtype);
   void (*message_sum)(const MessageArgs&, Dtype);
+  void (*message_rows)(const MessageRowsArgs&, Dtype);
   void (*gate_sum)(const GateArgs&, Dtype);
   double (*read_rows)(const Grouping&, const float* x, int64_t features);
 };

@@ -56,6 +56,7 @@ extern const Kernels table = {GNNACCEL_STRING(GNNACCEL_ISA),
                               attention_backward,
                               head_dots,
                               message_sum,
+                              message_rows,
                               gate_sum,
                               read_rows};
 

@@ -362,3 +362,82 @@ static void message_sum(const MessageArgs& a, Dtype t) {
     case Dtype::f16: return message_typed<f16>(a);
   }
 }
+
+// The messages themselves, entry by entry: a hub is no more work than its entries.
+template <class T, class I, bool MAPPED>
+struct MessageRows {
+  using A = acc_t<T>;
+  const MessageRowsArgs& a;
+  const MessageView<T, I> v{a.message};
+  const I* const ptr = static_cast<const I*>(a.message.g.ptr);
+  const int64_t bytes = a.message.g.entries * v.features * int64_t(sizeof(T));
+  const bool past = bytes > kCached;
+
+  // The row of entry e.
+  int64_t row_of(int64_t e) const {
+    int64_t lo = 0, hi = a.message.g.rows;
+    while (hi - lo > 1) {
+      const int64_t mid = (lo + hi) / 2;
+      if (int64_t(ptr[mid]) <= e) lo = mid;
+      else hi = mid;
+    }
+    return lo;
+  }
+
+  void entries(int64_t e0, int64_t e1) const {
+    const int64_t first = row_of(e0);
+    for_blocks<T, I>(0, v.features, [&]<int K, int N>(Block b) {
+      const Vec<A, N> zero{};
+      int64_t i = first;
+      for (int64_t e = e0; e < e1; ++e) {
+        while (int64_t(ptr[i + 1]) <= e) ++i;
+        const int64_t ahead = e + kAhead < v.last ? e + kAhead : v.last;
+        prefetch(v.x + at(v.col, ahead) * v.x_stride + b.first, b.count * int64_t(sizeof(T)));
+        v.template prefetch_edge<MAPPED>(ahead, b);
+        const int64_t p = at(v.perm, e);
+        const T* row = v.x + at(v.col, e) * v.x_stride + b.first;
+        Vec<A, N> u[K] = {};
+        v.template load_dst<K, N>(i, b, u);
+        for (int k = 0; k < K; ++k) u[k] += load<N>(row + lane_offset<K, N>(k, b.count));
+        v.template add_edge<MAPPED, K, N>(p, b, u);
+        if (a.relu) {
+          for (int k = 0; k < K; ++k) u[k] = (u[k] <= zero) ? zero : u[k];
+        }
+        T* const out = static_cast<T*>(a.message.out) + p * v.features + b.first;
+        for (int k = 0; k < K; ++k) {
+          T* to = out + lane_offset<K, N>(k, b.count);
+          if (past) store_past<N>(to, u[k]);
+          else store<N>(to, u[k]);
+        }
+      }
+    });
+    if (past) store_fence();
+  }
+
+  void run() const {
+    prefer_huge_pages(a.message.out, bytes);
+    const int64_t count = a.message.g.entries;
+    const int64_t parts = count * (v.features + 4) < kSerialWork ? 1 : threads();
+    for_each(parts, [&](int64_t p) {
+      const int64_t e0 = count * p / parts, e1 = count * (p + 1) / parts;
+      if (e0 < e1) entries(e0, e1);
+    });
+  }
+};
+
+template <class T, class I>
+static void message_rows_indexed(const MessageRowsArgs& a) {
+  if (a.message.map != nullptr) MessageRows<T, I, true>{a}.run();
+  else MessageRows<T, I, false>{a}.run();
+}
+
+static void message_rows(const MessageRowsArgs& a, Dtype t) {
+  const bool wide = a.message.g.wide;
+  if (t == Dtype::f32) {
+    if (wide) message_rows_indexed<float, int64_t>(a);
+    else message_rows_indexed<float, int32_t>(a);
+  } else if (t == Dtype::f64) {
+    if (wide) message_rows_indexed<double, int64_t>(a);
+    else message_rows_indexed<double, int32_t>(a);
+  }
+}

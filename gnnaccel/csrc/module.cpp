@@ -149,6 +149,15 @@ void bind_head_dots(int dtype, int64_t rows, int64_t heads, int64_t features, Ad
                       Dtype(dtype));
 }
 
+void bind_message_rows(GROUPING_PARAMS, int dtype, Address x, int64_t x_stride, Address edge,
+                       Address map, int64_t depth, int64_t map_rows, Address x_dst,
+                       int64_t features, Address out, bool relu) {
+  nb::gil_scoped_release release;
+  const MessageArgs message{GROUPING, 0, at(x), x_stride, at(edge), at(map), depth, map_rows,
+                            nullptr, at(x_dst), 0, features, at(out), nullptr, nullptr, nullptr};
+  kernels().message_rows({message, relu}, Dtype(dtype));
+}
+
 void bind_message_sum(GROUPING_PARAMS, int dtype, int kind, Address x, int64_t x_stride,
                       Address edge, Address map, int64_t depth, int64_t map_rows, Address w,
                       Address x_dst, double own, int64_t features, Address out, Address grad,
@@ -290,6 +299,7 @@ NB_MODULE(_native, m) {
   m.def("attention", &bind_attention);
   m.def("attention_backward", &bind_attention_backward);
   m.def("head_dots", &bind_head_dots);
+  m.def("message_rows", &bind_message_rows);
   m.def("message_sum", &bind_message_sum);
   m.def("gate_sum", &bind_gate_sum);
   m.def("read_rows", &bind_read_rows);

@@ -24,7 +24,7 @@ from gnnaccel.ops.function import Function, differentiable_gradients
 _PARTS = 8
 _LONG = 1024
 
-_relu_gradient = torch.ops.aten.threshold_backward.grad_input
+_threshold_backward = torch.ops.aten.threshold_backward.grad_input
 
 
 def apply(module: Any, x: Tensor) -> Tensor:
@@ -102,6 +102,19 @@ def relu_(x: Tensor) -> Tensor:
         return x.relu_()
     out: Tensor = _Relu.apply(x)
     return out
+
+
+def relu_gradient(grad: Tensor, out: Tensor, owned: bool) -> Tensor:
+    """What a ReLU lets through of a gradient, without autograd.
+
+    Args:
+        grad: ``[N, F]``.
+        out: What the ReLU returned.
+        owned: Whether ``grad`` may be written to.
+    """
+    to = grad if owned else memory.empty(grad.shape, grad.dtype)
+    result: Tensor = _threshold_backward(grad, out, 0, grad_input=to)
+    return result
 
 
 def relu_linear_(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -278,9 +291,7 @@ class _Relu(Function):
         (out,) = ctx.saved_tensors
         if torch.is_grad_enabled() or transforming(grad):
             return grad * (out > 0)
-        of_x = memory.empty(grad.shape, grad.dtype)
-        _relu_gradient(grad, out, 0, grad_input=of_x)
-        return of_x
+        return relu_gradient(grad, out, owned=False)
 
 
 class _ReluLinear(Function):
@@ -311,8 +322,7 @@ class _ReluLinear(Function):
             return *found, of_bias
         of_x = None
         if need_x:
-            of_x = product(grad, weight)
-            _relu_gradient(of_x, x, 0, grad_input=of_x)
+            of_x = relu_gradient(product(grad, weight), x, owned=True)
         return of_x, outer(grad, x) if need_weight else None, of_bias
 
 

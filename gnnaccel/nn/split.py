@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gnnaccel.graph import grouping_of
 from gnnaccel.kernels.message import Parts
-from gnnaccel.nn import dense
+from gnnaccel.nn import dense, written
 from gnnaccel.nn.fused import may_reorder, plain_linear
 from gnnaccel.nn.networks import Part, is_end
 from gnnaccel.nn.pairwise import reduce_sum_of_ends
@@ -145,7 +145,7 @@ def reduced(
     found = found._replace(rest=rest)
     out = None if reduce is None else _unwritten(found, reduce, graph)
     if out is None:
-        messages = dense.through(rest, _written(found, index))
+        messages = _messages(found, index, graph)
         if last is not None and not _takes(last, messages, index["_i"]):
             messages, last = last(messages), None
         out = aggregate(messages)
@@ -154,7 +154,44 @@ def reduced(
     return _after_reduction(last, out, index["_i"], reduce == "mean")
 
 
-def _written(found: Split, index: dict[str, Tensor]) -> Tensor:
+def _messages(
+    found: Split, index: dict[str, Tensor], graph: Callable[[], Adj | None]
+) -> Tensor:
+    """What the network makes of every edge."""
+    nodes, rest = found.nodes, found.rest
+    entries = index["_i"].size(0)
+    adj = None
+    if "_j" in nodes and written.pays(nodes["_j"], entries):
+        adj = graph()
+    if adj is None or adj.graph is None or adj.graph.num_edges != entries:
+        return dense.through(rest, _gathered(found, index))
+    ends = written.Ends(adj, index["_i"], index["_j"])
+    relu = bool(rest) and dense.is_relu(rest[0])
+    if relu and len(rest) > 1 and plain_linear(rest[1]):
+        weight, bias = rest[1].weight, rest[1].bias
+        if dense.serves(nodes["_j"], weight, bias):
+            out = written.messages(ends, _parts(found), relu, weight, bias)
+            return dense.through(rest[2:], out)
+    out = written.messages(ends, _parts(found), relu)
+    # What its ReLU returned, its gradient needs.
+    return dense.through(rest[relu:], out, owned=not relu)
+
+
+def _parts(found: Split) -> Parts:
+    """The terms of messages that a neighbour's is among."""
+    edge = map_ = None
+    if found.edges:
+        features, blocks = zip(*found.edges, strict=True)
+        edge = features[0] if len(features) == 1 else torch.cat(features, 1)
+        weight = torch.cat(blocks, 1)
+        if edge.size(1) > SHALLOW or wants_grad(edge):
+            edge = dense.linear(edge, weight)
+        else:
+            map_ = weight.t()
+    return Parts(found.nodes["_j"], edge, map_, None, found.nodes.get("_i"))
+
+
+def _gathered(found: Split, index: dict[str, Tensor]) -> Tensor:
     """The first linear map of every edge, ``[E, F']``, which nobody else holds."""
     terms = [dense.linear(features, block) for features, block in found.edges]
     terms += [gather(term, index[end]) for end, term in found.nodes.items()]
@@ -183,17 +220,7 @@ def _unwritten(
     if linear:
         out = reduce_sum_of_ends(adj, nodes["_j"], nodes["_i"], reduce)
         return out.relu() if relu else out
-    edge = map_ = None
-    if found.edges:
-        features, blocks = zip(*found.edges, strict=True)
-        edge = features[0] if len(features) == 1 else torch.cat(features, 1)
-        weight = torch.cat(blocks, 1)
-        if edge.size(1) > SHALLOW or wants_grad(edge):
-            edge = dense.linear(edge, weight)
-        else:
-            map_ = weight.t()
-    parts = Parts(nodes["_j"], edge, map_, None, nodes.get("_i"))
-    total = sum_messages(adj, "add_relu", parts)
+    total = sum_messages(adj, "add_relu", _parts(found))
     return mean_of(adj, total) if reduce == "mean" else total
 
 
