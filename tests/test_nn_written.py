@@ -171,6 +171,16 @@ def test_derivatives(form, relu):
     assert gradgradcheck(lambda *a: function(*a).square(), args)
 
 
+def test_only_what_a_gradient_needs_is_kept():
+    case = ALL["unsorted"]
+    args = [
+        t.requires_grad_() if t is not None else None
+        for t in _arguments(case, "ends", 4)
+    ]
+    assert _ours(case, False)(*args).grad_fn.saved_tensors[-1] is None
+    assert _ours(case, True)(*args).grad_fn.saved_tensors[-1] is not None
+
+
 def test_a_gradient_is_left_as_it_is(monkeypatch):
     """Without a linear map, the gradient that comes in is somebody else's."""
     monkeypatch.setattr(memory, "THRESHOLD", 0)
