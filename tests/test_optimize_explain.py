@@ -82,7 +82,11 @@ def test_every_layer_is_listed_before_and_after():
     assert list(table()) == names
     assert table() == {
         "gcn": ("GCNConv", "fused", gnnaccel.nn.GCNConv.fused_by),
-        "tag": ("TAGConv", "generic", generic),
+        "tag": (
+            "TAGConv",
+            "generic",
+            "spmm: a polynomial of the graph's matrix in one step",
+        ),
         "mine": ("MyConv", "generic", exact + generic),
         "own": ("Own", "generic", generic),
         "sage": ("SAGEConv", "PyG", reason),
