@@ -175,6 +175,7 @@ LAYERS: dict[str, Entry] = {
     "edge_conv": Entry(
         lambda p, f: pyg.EdgeConv(torch.nn.Linear(2 * f, f)), _nothing, 2
     ),
+    "edge_conv_relu": Entry(lambda p, f: pyg.EdgeConv(_mlp(f)[:2]), _nothing, 2),
     "edge_conv_mlp": Entry(
         lambda p, f: pyg.EdgeConv(_mlp(f)), _nothing, 2, edge_maps=1
     ),
