@@ -349,8 +349,19 @@ class _Linears(Function):
         need_x, *need = ctx.needs_input_grad
         need_weights, need_biases = _halves(need)
         grad_x: Tensor | None = None
-        for grad, weight in zip(grads, weights, strict=True):
-            if grad is None or not need_x:
+        of_weights: list[Tensor | None] = [None] * len(grads)
+        of_biases: list[Tensor | None] = [None] * len(grads)
+        # One map after the other, while its gradient is in the cache, and the last map
+        # first: gradients are most often made in order.
+        for k in reversed(range(len(grads))):
+            grad, weight = grads[k], weights[k]
+            if grad is None:
+                continue
+            if need_biases[k]:
+                of_biases[k] = grad.sum(0)
+            if need_weights[k]:
+                of_weights[k] = outer(grad, x)
+            if not need_x:
                 continue
             # Derivatives of derivatives are asked for, or a batch of gradients.
             second = torch.is_grad_enabled() or transforming(grad)
@@ -360,14 +371,6 @@ class _Linears(Function):
                 grad_x = grad_x + grad @ weight
             else:
                 grad_x.addmm_(grad, weight)
-        of_weights = [
-            outer(grad, x) if need and grad is not None else None
-            for grad, need in zip(grads, need_weights, strict=True)
-        ]
-        of_biases = [
-            grad.sum(0) if need and grad is not None else None
-            for grad, need in zip(grads, need_biases, strict=True)
-        ]
         return grad_x, *of_weights, *of_biases
 
 
