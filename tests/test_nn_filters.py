@@ -215,7 +215,7 @@ def test_all_orders_of_derivatives():
         ),
     ):
         assert gradcheck(function, inputs)
-        assert gradgradcheck(function, inputs)
+        assert gradgradcheck(function, inputs, fast_mode=True)
         # gradgradcheck passes over gradients that are not there.
         firsts = [
             torch.autograd.grad(
