@@ -474,6 +474,19 @@ def test_half_types_and_autocast_are_left_to_products(taken, name):
     assert not taken
 
 
+def test_features_that_a_filter_does_not_need_may_change():
+    x, edge_index = _inputs()
+    stock = _layer("appnp")
+    found = []
+    for layer in (stock, gnnaccel.optimize(copy.deepcopy(stock))):
+        leaf = x.clone().requires_grad_()
+        before = leaf * 1
+        out = layer(before, edge_index)
+        before.add_(1)
+        found.append(torch.autograd.grad(out.sin().sum(), leaf)[0])
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -264,17 +264,13 @@ def _expand(
     return out, of_maps
 
 
-def _compose_filtered(
-    matrix: Matrix,
-    steps: Sequence[Step],
-    x: Tensor,
-    weight: Tensor | None,
-) -> Tensor:
-    """:func:`filtered` without a bias, by operators that differentiate to any order."""
+def _composed(matrix: Matrix, x: Tensor, steps: Sequence[Step]) -> Tensor:
+    """:func:`filtered` without a map, of operators that differentiate to any order."""
     y = x
     for by, plus in steps:
-        y = by * spmm_sum(matrix.adj, y, matrix.weight) + plus * x
-    return y if weight is None else y @ weight.t()
+        product = spmm_sum(matrix.adj, y, matrix.weight, transposed=matrix.transposed)
+        y = by * product + plus * x
+    return y
 
 
 def _compose_expanded(
@@ -307,7 +303,8 @@ class _Filtered(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.matrix, ctx.steps, x, weight, _ = inputs
-        ctx.save_for_backward(x, weight)
+        # Without a map, nothing is needed of the features.
+        ctx.save_for_backward(None if weight is None else x, weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -315,18 +312,15 @@ class _Filtered(Function):
         matrix, steps = ctx.matrix, ctx.steps
         need_x, need_weight, need_bias = ctx.needs_input_grad[2:]
         of_bias = grad.sum(0) if need_bias else None
-        if torch.is_grad_enabled() or transforming(grad):
-            found = differentiable_gradients(
-                lambda *tensors: _compose_filtered(matrix, steps, *tensors),
-                (x, weight),
-                grad,
-                (need_x, need_weight),
-            )
-            return None, None, *found, of_bias
-        if weight is None:
-            return None, None, _stepped(matrix.t, grad, steps, grad), None, None
         of_x = of_weight = None
-        if need_x or need_weight:
+        if torch.is_grad_enabled() or transforming(grad):
+            # Derivatives of derivatives are asked for, or a batch of gradients.
+            y = _composed(matrix.t, grad, steps)
+            of_x = y if weight is None else y @ weight
+            of_weight = y.t() @ x if need_weight else None
+        elif weight is None:
+            of_x = _stepped(matrix.t, grad, steps, grad)
+        elif need_x or need_weight:
             y = _stepped(matrix.t, grad, steps[:-1], grad)
             beside = x if need_weight else None
             of_x, _, of_weight, _ = _map_last(
