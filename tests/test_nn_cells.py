@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gnnaccel
 from gnnaccel.kernels import memory
-from gnnaccel.nn import dense, functions, gaussian, gru
+from gnnaccel.nn import dense, functions, gaussian, gru, sequence
 
 WIDTH, OUT = 5, 6
 
@@ -311,7 +311,7 @@ def test_linear_layers_under_autocast_and_transforms(maps):
 
 
 def _relu_linear(x, weight, bias=None):
-    return dense.relu_linear_(x.clone(), weight, bias)
+    return sequence.relu_linear_(x.clone(), weight, bias)
 
 
 def _stock_relu_linear(x, weight, bias=None):
@@ -328,7 +328,7 @@ def test_relus():
     x = _map_arguments()[0].requires_grad_()
 
     def ours(x):
-        return dense.relu_(x.clone())
+        return sequence.relu_(x.clone())
 
     compare(ours, torch.relu, (x,))
     x = (x.detach() + 0.01).requires_grad_()
@@ -340,7 +340,7 @@ def test_relus():
     ]
     torch.testing.assert_close(*firsts)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        dense.relu_(x.tanh()).sum().backward()
+        sequence.relu_(x.tanh()).sum().backward()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -370,7 +370,7 @@ def test_derivatives_of_relu_and_map(wanted):
 def test_what_a_producer_kept_is_not_overwritten_unseen():
     x, weight, bias = (t.requires_grad_() for t in _map_arguments())
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        dense.relu_linear_(x.tanh(), weight, bias).sum().backward()
+        sequence.relu_linear_(x.tanh(), weight, bias).sum().backward()
 
 
 NETWORKS = {
@@ -426,7 +426,7 @@ def test_features_of_edges_are_left_as_they_are():
         layer = pyg.NNConv(WIDTH, OUT, steps) if steps is network else None
         if layer is not None:
             gnnaccel.optimize(layer)(x, case.edge_index.long(), edge)
-        dense.through(list(steps), edge, owned=False)
+        sequence.through(list(steps), edge, owned=False)
         assert edge.equal(before)
 
 
@@ -435,7 +435,7 @@ def test_messages_pass_a_relu_without_a_copy():
     x, weight, _ = (t.float() for t in _map_arguments())
     x.requires_grad_()
     before = x.clone()
-    out = dense.relu_linear_(before, weight)
+    out = sequence.relu_linear_(before, weight)
     assert before.equal(x.relu())
     kept = out.grad_fn.saved_tensors
     assert kept[0].data_ptr() == before.data_ptr()

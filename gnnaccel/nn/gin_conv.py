@@ -11,7 +11,7 @@ import torch_geometric.nn
 from torch import Tensor
 
 from gnnaccel.kernels.grouping import accumulator
-from gnnaccel.nn import dense, mapped
+from gnnaccel.nn import dense, mapped, sequence
 from gnnaccel.nn.constants import kept_for
 from gnnaccel.nn.fused import (
     Fused,
@@ -44,7 +44,7 @@ class GINConv(Fused, torch_geometric.nn.GINConv):
             adj = graph_for(self, x_src, edge_index, num_dst) if ok else None
             if adj is not None:
                 weight = matrix_weight(edge_index, x_src, of_sparse_tensor=False)
-                first, rest = dense.first_linear(self.nn)
+                first, rest = sequence.first_linear(self.nn)
                 kept = kept_for(adj, x_src, weight, self._reduce)
                 bare = replace(adj, reuse=False)
                 if kept is not None:
@@ -59,7 +59,7 @@ class GINConv(Fused, torch_geometric.nn.GINConv):
                     and self._transforms_first(first, x_src)
                 ):
                     out = self._combine_mapped(bare, x_src, first, weight)
-                    return dense.through(rest, out)
+                    return sequence.through(rest, out)
                 return dense.apply(self.nn, self._combine(bare, x_src, x_dst, weight))
         # PyG reads the next line, by this class's name, to write its `propagate`.
         # propagate_type: (x: OptPairTensor)

@@ -9,7 +9,7 @@ import torch_geometric.nn
 from torch import Tensor
 
 from gnnaccel import ops
-from gnnaccel.nn import dense
+from gnnaccel.nn import sequence
 from gnnaccel.nn.fused import Fused, graph_for, may_reorder, plain_linear, sizes
 from gnnaccel.nn.neighbours import aggregate
 from gnnaccel.ops.adj import Adj
@@ -71,7 +71,7 @@ class NNConv(Fused, torch_geometric.nn.NNConv):
 
     def _steps(self) -> list[Any] | None:
         """What the network calls one after the other, the last one a linear layer."""
-        first, rest = dense.first_linear(self.nn)
+        first, rest = sequence.first_linear(self.nn)
         steps = [first, *rest]
         last = steps[-1]
         if (
@@ -86,7 +86,7 @@ class NNConv(Fused, torch_geometric.nn.NNConv):
         steps = self._steps()
         assert steps is not None
         last = steps[-1]
-        edge_attr = dense.through(steps[:-1], edge_attr, owned=False)
+        edge_attr = sequence.through(steps[:-1], edge_attr, owned=False)
         depth = edge_attr.size(1)
         fan_in, fan_out = self.in_channels_l, self.out_channels
         rows = x.unsqueeze(1).expand(-1, depth, -1)

@@ -15,7 +15,7 @@ from torch_geometric.nn.aggr import (
     VarAggregation,
 )
 
-from gnnaccel.nn import dense
+from gnnaccel.nn import dense, sequence
 from gnnaccel.nn.fused import (
     REDUCE_OF,
     Fused,
@@ -53,7 +53,7 @@ class PNAConv(Fused, torch_geometric.nn.PNAConv):
 
     @staticmethod
     def _first(network: Any) -> Any:
-        first, rest = dense.first_linear(network)
+        first, rest = sequence.first_linear(network)
         return None if rest else first
 
     def forward(self, x: Tensor, edge_index: Any, edge_attr: Any = None) -> Tensor:
@@ -85,7 +85,7 @@ class PNAConv(Fused, torch_geometric.nn.PNAConv):
             if self.divide_input:
                 own = x[:, t * self.F_in : (t + 1) * self.F_in].contiguous()
             before = self._first(network)
-            after, rest = dense.first_linear(self.post_nns[t])
+            after, rest = sequence.first_linear(self.post_nns[t])
             if after is None:
                 rest = [self.post_nns[t]]
             elif self.towers == 1 and not rest and plain_linear(self.lin):
@@ -94,7 +94,7 @@ class PNAConv(Fused, torch_geometric.nn.PNAConv):
                     before, _one(after, self.lin), own, adj, reductions, scale
                 )
             out = _tower(before, after, own, adj, reductions, scale)
-            outs.append(dense.through(rest, out))
+            outs.append(sequence.through(rest, out))
         return dense.apply(self.lin, torch.cat(outs, dim=1))
 
     def _parts(self) -> list[Any] | None:

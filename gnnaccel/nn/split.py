@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gnnaccel.graph import grouping_of
 from gnnaccel.kernels.message import Parts
-from gnnaccel.nn import dense, written
+from gnnaccel.nn import dense, sequence, written
 from gnnaccel.nn.fused import may_reorder, plain_linear
 from gnnaccel.nn.networks import Part, is_end
 from gnnaccel.nn.pairwise import reduce_sum_of_ends
@@ -59,7 +59,7 @@ def split(
         The parts; ``None`` where the network begins with something else, or its input
         is not what it takes.
     """
-    first, rest = dense.first_linear(network)
+    first, rest = sequence.first_linear(network)
     if first is None:
         return None
     weight = first.weight
@@ -164,17 +164,17 @@ def _messages(
     if "_j" in nodes and written.pays(nodes["_j"], entries):
         adj = graph()
     if adj is None or adj.graph is None or adj.graph.num_edges != entries:
-        return dense.through(rest, _gathered(found, index))
+        return sequence.through(rest, _gathered(found, index))
     ends = written.Ends(adj, index["_i"], index["_j"])
-    relu = bool(rest) and dense.is_relu(rest[0])
+    relu = bool(rest) and sequence.is_relu(rest[0])
     if relu and len(rest) > 1 and plain_linear(rest[1]):
         weight, bias = rest[1].weight, rest[1].bias
         if dense.serves(nodes["_j"], weight, bias):
             out = written.messages(ends, _parts(found), relu, weight, bias)
-            return dense.through(rest[2:], out)
+            return sequence.through(rest[2:], out)
     out = written.messages(ends, _parts(found), relu)
     # What its ReLU returned, its gradient needs.
-    return dense.through(rest[relu:], out, owned=not relu)
+    return sequence.through(rest[relu:], out, owned=not relu)
 
 
 def _parts(found: Split) -> Parts:
@@ -206,7 +206,7 @@ def _unwritten(
 ) -> Tensor | None:
     """The reduced messages, if that can be done without writing them down."""
     nodes = found.nodes
-    relu = len(found.rest) == 1 and dense.is_relu(found.rest[0])
+    relu = len(found.rest) == 1 and sequence.is_relu(found.rest[0])
     adds_up = reduce in ("sum", "mean")
     # The largest of what passes a ReLU is what of the largest does.
     linear = (

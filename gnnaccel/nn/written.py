@@ -16,7 +16,7 @@ from gnnaccel import kernels
 from gnnaccel.kernels import memory, native, transforming
 from gnnaccel.kernels.message import Parts
 from gnnaccel.kernels.rows import message_rows
-from gnnaccel.nn import dense
+from gnnaccel.nn import dense, sequence
 from gnnaccel.ops.adj import Adj, wants_grad
 from gnnaccel.ops.function import Function, differentiable_gradients
 from gnnaccel.ops.gather import gather, scatter
@@ -141,7 +141,7 @@ class _Messages(Function):
             if weight is not None:
                 of_rows = dense.product(grad, weight)
             if ctx.relu:
-                of_rows = dense.relu_gradient(of_rows, rows, weight is not None)
+                of_rows = sequence.relu_gradient(of_rows, rows, weight is not None)
         return (
             None,
             None,
